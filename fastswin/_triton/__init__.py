@@ -1,0 +1,1 @@
+"""What every kernel shares: device functions, capability checks, allocation."""

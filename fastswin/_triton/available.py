@@ -1,0 +1,79 @@
+"""Can a Triton kernel run on this tensor, and if not, why?
+
+Importing this module imports no Triton: ``fastswin`` works where Triton is not installed.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from typing import Literal, get_args
+
+import torch
+
+Impl = Literal["auto", "triton", "reference"]
+
+#: Smallest compute capability the kernels are compiled and tested for.
+MIN_CAPABILITY = (7, 5)
+
+
+def interpreting() -> bool:
+    """Whether kernels run on the CPU in Triton's interpreter (``TRITON_INTERPRET=1``)."""
+    return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
+
+
+@functools.cache
+def _triton_installed() -> bool:
+    return importlib.util.find_spec("triton") is not None
+
+
+@functools.cache
+def capability(device_index: int) -> tuple[int, int]:
+    """Compute capability ``(major, minor)`` of one GPU."""
+    return torch.cuda.get_device_capability(device_index)
+
+
+def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
+    """None where Triton can take tensors of this device and dtype, else the reason."""
+    if not _triton_installed():
+        return "Triton is not installed"
+    if dtype not in (torch.float32, torch.float16, torch.bfloat16):
+        return f"dtype {dtype} is not one of float32, float16, bfloat16"
+    if device.type == "cpu":
+        return None if interpreting() else "the tensors are on the CPU and TRITON_INTERPRET is off"
+    if device.type != "cuda":
+        return f"device {device} is not a CUDA device"
+    if torch.version.hip is not None:
+        return "this is a ROCm build; the kernels are tested on NVIDIA GPUs only"
+    index = torch.cuda.current_device() if device.index is None else device.index
+    found = capability(index)
+    if found < MIN_CAPABILITY:
+        return f"compute capability {found} is below {MIN_CAPABILITY}"
+    if dtype == torch.bfloat16 and found < (8, 0):
+        return f"bfloat16 needs compute capability 8.0, this GPU has {found[0]}.{found[1]}"
+    return None
+
+
+def choose_impl(impl: str, op: str, blockers: list[str | None]) -> Literal["triton", "reference"]:
+    """Resolve ``impl=``: "auto" falls back to the reference, an explicit "triton" never does.
+
+    Args:
+        impl: what the caller asked for.
+        op: operator name for messages.
+        blockers: reasons against Triton, None where there is none.
+
+    Raises:
+        ValueError: unknown ``impl``.
+        RuntimeError: ``impl="triton"`` cannot run; the message says why.
+    """
+    if impl not in get_args(Impl):
+        raise ValueError(f"impl must be one of {get_args(Impl)}, got {impl!r}")
+    if impl == "reference":
+        return "reference"
+    reason = next((b for b in blockers if b), None)
+    if reason is None:
+        return "triton"
+    if impl == "triton":
+        raise RuntimeError(f"{op}: impl='triton' cannot run here: {reason}")
+    return "reference"

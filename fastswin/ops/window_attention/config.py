@@ -1,0 +1,95 @@
+"""How one problem is cut into programs: tile sizes, and the heuristic that picks them.
+
+A window of ``N`` tokens is held whole by one program up to :data:`MAX_WHOLE_ROW` keys, as one or
+two exact power-of-two tiles (144 = 128 + 16: padding to 256 would waste 44 % of the work); longer
+windows walk over the keys with an online softmax.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+#: Longest padded row of scores that one program keeps whole: 64 x 256 fp32 in registers.
+MAX_WHOLE_ROW = 256
+
+#: Key tile of the online form.
+ONLINE_BLOCK_K = 64
+
+#: Bytes of one key (or value) tile that may live in shared memory beside its twin.
+MAX_KEY_TILE_BYTES = 32 * 1024
+
+
+@dataclasses.dataclass(frozen=True)
+class WindowAttentionConfig:
+    """Launch options of the forward kernel.
+
+    Attributes:
+        block_q: query rows per tile.
+        key_tiles: one or two power-of-two key tiles whose sum is the padded row; () means online.
+        heads_per_program: heads that one program walks over, loads pipelined across them.
+        num_warps: warps per program; 64 query rows never pay with more than 4.
+        num_stages: depth of the load pipeline over heads (or key tiles, online).
+    """
+
+    block_q: int
+    key_tiles: tuple[int, ...]
+    heads_per_program: int
+    num_warps: int = 4
+    num_stages: int = 3
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def key_tiles(tokens: int) -> tuple[int, ...]:
+    """Exact tiles for one row of scores; () where the row is too long to keep whole."""
+    if tokens <= 64:
+        return (max(16, next_power_of_2(tokens)),)
+    largest = 64 if tokens < 128 else 128
+    rest = tokens - largest
+    tail = max(16, next_power_of_2(rest)) if rest > 0 else 0
+    if largest + tail > MAX_WHOLE_ROW:
+        return ()
+    if tail in (0, largest):  # a power of two is one tile
+        return (largest + tail,)
+    return largest, tail
+
+
+def padded_tokens(tokens: int) -> int:
+    """``NP``: length that rows and columns of the packed bias are padded to."""
+    tiles = key_tiles(tokens)
+    if tiles:
+        return sum(tiles)
+    return -(-tokens // ONLINE_BLOCK_K) * ONLINE_BLOCK_K
+
+
+def default_config(
+    windows: int, tokens: int, num_heads: int, head_dim: int, itemsize: int, multiprocessors: int
+) -> WindowAttentionConfig:
+    """Heuristic from measurements on an H100 (docs/performance.md).
+
+    Args:
+        windows: windows in the whole batch.
+        tokens: tokens per window.
+        num_heads, head_dim: attention heads and their channels.
+        itemsize: bytes per element of q, k, v.
+        multiprocessors: of the GPU that runs it.
+    """
+    tiles = key_tiles(tokens)
+    block_d = max(16, next_power_of_2(head_dim))
+    if tiles and max(tiles) * block_d * itemsize > MAX_KEY_TILE_BYTES:
+        tiles = ()
+    block_q = min(64, max(16, next_power_of_2(tokens)))
+    query_blocks = -(-tokens // block_q)
+    # enough programs to fill the card three times; beyond that, longer head loops pipeline better
+    wanted = 3 * multiprocessors
+    heads = 1
+    for candidate in range(2, min(num_heads, 8) + 1):
+        programs = windows * (num_heads // candidate) * (1 if tiles else query_blocks)
+        if num_heads % candidate == 0 and programs >= wanted:
+            heads = candidate
+    if not tiles:
+        return WindowAttentionConfig(block_q, (), 1, num_warps=4, num_stages=2)
+    stages = 3 if heads > 1 and itemsize == 2 and tokens <= 64 else 2
+    return WindowAttentionConfig(block_q, tiles, heads, num_stages=stages)

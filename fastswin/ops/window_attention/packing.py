@@ -1,0 +1,74 @@
+"""Bias, mask and temperature in the form that the kernel reads.
+
+The kernel computes ``exp2`` instead of ``exp``, so everything added to or multiplied with the
+scores carries a factor log2(e), applied once here. The packed bias is
+
+    [kinds, nH, NP, NP]    kinds = 4 where shifted (bias + shift mask), else 1
+
+padded from ``N`` to ``NP`` tokens: -inf in padded key columns, so the kernel needs no key mask,
+and 0 in padded query rows, whose results are never stored. Cost: once per weight load; the table
+of Swin-T's first stage is 4 x 3 x 64 x 64 x 2 bytes = 98 KB and stays in L2.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+
+from fastswin.ops.window_attention.config import padded_tokens
+from fastswin.ops.window_attention.geometry import window_kind_mask
+from fastswin.ops.window_attention.reference import MAX_LOGIT_SCALE
+
+Pair = tuple[int, int]
+
+LOG2_E = math.log2(math.e)
+
+
+def pack_bias(
+    bias: torch.Tensor | None,
+    num_heads: int,
+    window_size: Pair,
+    shift_size: Pair,
+    device: torch.device,
+    dtype: torch.dtype = torch.float32,
+) -> torch.Tensor:
+    """Dense bias ``[nH, N, N]`` (or None) to the kernel's ``[kinds, nH, NP, NP]`` table.
+
+    Args:
+        dtype: storage of the table. fp16 halves its traffic; callers check that it fits.
+    """
+    N = window_size[0] * window_size[1]
+    NP = padded_tokens(N)
+    dense = torch.zeros(num_heads, N, N, device=device) if bias is None else bias.float()
+    if shift_size == (0, 0):
+        dense = dense[None]
+    else:
+        dense = dense[None] + window_kind_mask(window_size, shift_size).to(device)[:, None]
+    packed = torch.zeros(dense.shape[0], num_heads, NP, NP, device=device)
+    packed[..., N:] = -math.inf
+    packed[..., N:, :] = 0.0
+    packed[..., :N, :N] = dense * LOG2_E
+    return packed.to(dtype)
+
+
+def pack_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
+    """Mask ``[nW, N, N]`` to fp32 ``[nW, NP, NP]``; bool and uint8 hide with -inf."""
+    if mask is None:
+        return None
+    if mask.dtype.is_floating_point:
+        values = mask.float() * LOG2_E
+    else:
+        values = torch.zeros(mask.shape, device=mask.device).masked_fill(mask != 0, -math.inf)
+    windows, N, _ = mask.shape
+    NP = padded_tokens(N)
+    packed = torch.zeros(windows, NP, NP, device=mask.device)
+    packed[:, :N, :N] = values
+    return packed
+
+
+def pack_head_scale(logit_scale: torch.Tensor | None) -> torch.Tensor | None:
+    """V2's temperature per head, ``exp(min(logit_scale, ln 100)) * log2(e)``, fp32 ``[nH]``."""
+    if logit_scale is None:
+        return None
+    return logit_scale.float().flatten().clamp(max=MAX_LOGIT_SCALE).exp() * LOG2_E
