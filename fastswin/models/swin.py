@@ -54,7 +54,7 @@ class WindowAttention(nn.Module):
         dim, heads = config.dim(stage), config.num_heads[stage]
         self.num_heads = heads
         self.window_size = config.stage_window(stage)
-        self.scale = config.qk_scale if config.qk_scale is not None else (dim // heads) ** -0.5
+        self.scale = config.qk_scale  # None: head_dim ** -0.5 in V1, no meaning in V2
         self.attn_drop_rate = config.attn_drop_rate
         if config.version == 1:
             rows = (2 * self.window_size[0] - 1) * (2 * self.window_size[1] - 1)
