@@ -160,9 +160,7 @@ def _blockers(
     x: torch.Tensor, tensors: list[torch.Tensor | None], head_dim: int, dropout_p: float
 ) -> list[str | None]:
     """Reasons against the Triton path for valid arguments."""
-    needs_grad = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in tensors
-    )
+    needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     low, high = KERNEL_HEAD_DIMS
     return [
         why_not_triton(x.device, x.dtype),

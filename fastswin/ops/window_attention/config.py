@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from fastswin._triton.tiles import next_power_of_2
+
 #: Longest padded row of scores that one program keeps whole: 64 x 256 fp32 in registers.
 MAX_WHOLE_ROW = 256
 
@@ -36,10 +38,6 @@ class WindowAttentionConfig:
     heads_per_program: int
     num_warps: int = 4
     num_stages: int = 3
-
-
-def next_power_of_2(n: int) -> int:
-    return 1 << max(n - 1, 0).bit_length()
 
 
 def key_tiles(tokens: int) -> tuple[int, ...]:

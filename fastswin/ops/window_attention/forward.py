@@ -20,13 +20,15 @@ import torch
 import triton
 import triton.language as tl
 
+from fastswin._triton.device import multiprocessor_count, on_device
+from fastswin._triton.tiles import next_power_of_2
 from fastswin.ops.window_attention.config import (
     ONLINE_BLOCK_K,
     WindowAttentionConfig,
     default_config,
-    next_power_of_2,
 )
 from fastswin.ops.window_attention.geometry import num_windows
+from fastswin.ops.window_attention.packing import LOG2_E
 
 Pair = tuple[int, int]
 
@@ -378,9 +380,6 @@ def _launch(
     tf32: bool,
     config: WindowAttentionConfig | None,
 ) -> None:
-    from fastswin._triton.device import multiprocessor_count, on_device
-    from fastswin.ops.window_attention.packing import LOG2_E
-
     q = qkv[0]
     N = window_size[0] * window_size[1]
     if config is None:

@@ -1,0 +1,109 @@
+"""LayerNorm forward in Triton: a few whole rows to a program.
+
+    x, residual, out  [M, C]      weight, bias, offset  [C] fp32 or x's dtype
+
+Memory bound: x (and residual) read once, out written once. A row is held as two exact column parts
+where C allows (96 = 64 + 32), else padded to the next power of two.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fastswin._triton.device import on_device
+from fastswin._triton.math import normalize_rows
+from fastswin._triton.tiles import cdiv, next_power_of_2, split_columns
+
+#: Elements of one tile: 8 KB of fp32 registers over 4 warps keeps several loads in flight.
+TILE_ELEMENTS = 2048
+
+
+@triton.jit
+def _affine(
+    y, weight_ptr, bias_ptr, column, valid, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    if HAS_WEIGHT:
+        y = y * tl.load(weight_ptr + column, mask=valid, other=0.0).to(tl.float32)[None, :]
+    if HAS_BIAS:
+        y = y + tl.load(bias_ptr + column, mask=valid, other=0.0).to(tl.float32)[None, :]
+    return y
+
+
+@triton.jit
+def _layer_norm_fwd_kernel(
+    x_ptr, weight_ptr, bias_ptr, offset_ptr, residual_ptr, out_ptr, M, eps,
+    C: tl.constexpr, CA: tl.constexpr, CB: tl.constexpr, BLOCK_M: tl.constexpr,
+    HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """One program per BLOCK_M rows; columns in parts CA (padded when CB == 0) and CB."""
+    first = tl.program_id(0).to(tl.int64) * BLOCK_M
+    row = tl.arange(0, BLOCK_M)
+    valid = (first + row < M)[:, None]
+    x_ptr += first * C
+    out_ptr += first * C
+    residual_ptr += first * C
+    ca = tl.arange(0, CA)
+    cb = CA + tl.arange(0, CB if CB > 0 else 16)
+    at = row[:, None] * C
+    ma = valid & (ca < C)[None, :]
+    mb = valid & (cb < C)[None, :]
+    a = tl.load(x_ptr + at + ca[None, :], mask=ma, other=0.0).to(tl.float32)
+    b = a
+    if CB > 0:
+        b = tl.load(x_ptr + at + cb[None, :], mask=mb, other=0.0).to(tl.float32)
+    if HAS_OFFSET:
+        a += tl.load(offset_ptr + ca, mask=ca < C, other=0.0).to(tl.float32)[None, :]
+        if CB > 0:
+            b += tl.load(offset_ptr + cb, mask=cb < C, other=0.0).to(tl.float32)[None, :]
+    if CA > C:  # padded columns must not enter the sums
+        mean = tl.sum(a, 1) / C
+        a = tl.where((ca < C)[None, :], a - mean[:, None], 0.0)
+        rstd = 1.0 / tl.sqrt(tl.sum(a * a, 1) / C + eps)
+        a = a * rstd[:, None]
+    else:
+        a, b = normalize_rows(a, b, C, CB, eps)
+    a = _affine(a, weight_ptr, bias_ptr, ca, ca < C, HAS_WEIGHT, HAS_BIAS)
+    if HAS_RESIDUAL:
+        a += tl.load(residual_ptr + at + ca[None, :], mask=ma, other=0.0).to(tl.float32)
+    tl.store(out_ptr + at + ca[None, :], a.to(out_ptr.dtype.element_ty), mask=ma)
+    if CB > 0:
+        b = _affine(b, weight_ptr, bias_ptr, cb, cb < C, HAS_WEIGHT, HAS_BIAS)
+        if HAS_RESIDUAL:
+            b += tl.load(residual_ptr + at + cb[None, :], mask=mb, other=0.0).to(tl.float32)
+        tl.store(out_ptr + at + cb[None, :], b.to(out_ptr.dtype.element_ty), mask=mb)
+
+
+def layer_norm_fwd(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float,
+    offset: torch.Tensor | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    """Launch on contiguous ``x [..., C]``; see the public function for the arguments."""
+    C = x.shape[-1]
+    x = x.contiguous()
+    if out is None:
+        out = torch.empty_like(x)
+    if x.numel() == 0:
+        return out
+    M = x.numel() // C
+    CA, CB = split_columns(C) or (next_power_of_2(C), 0)
+    block_m = max(1, min(16, TILE_ELEMENTS // next_power_of_2(C)))
+    with on_device(x.device):
+        _layer_norm_fwd_kernel[(cdiv(M, block_m),)](
+            x,
+            x if weight is None else weight,
+            x if bias is None else bias,
+            x if offset is None else offset,
+            x if residual is None else residual.contiguous(),
+            out, M, eps, C=C, CA=CA, CB=CB, BLOCK_M=block_m,
+            HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+            HAS_OFFSET=offset is not None, HAS_RESIDUAL=residual is not None, num_warps=4,
+        )  # fmt: skip
+    return out

@@ -1,0 +1,95 @@
+"""Public fused linear layer: validation and dispatch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+
+from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin.ops.linear.config import layer_norm_linear_blocker
+
+Activation = Literal["gelu"]
+
+
+def linear(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    activation: Activation | None = None,
+    residual: torch.Tensor | None = None,
+    layer_norm_eps: float | None = None,
+    out: torch.Tensor | None = None,
+    impl: Impl = "auto",
+) -> torch.Tensor:
+    """``residual + activation(norm(x) @ weight.T + bias)`` in one kernel.
+
+    Args:
+        x: ``[..., K]``, contiguous rows.
+        weight: ``[N, K]`` in x's dtype, as torch.nn.Linear stores it.
+        bias: ``[N]`` or None.
+        activation: None or "gelu" (erf, to half a half-precision rounding).
+        residual: ``[..., N]`` or None; excludes ``layer_norm_eps``.
+        layer_norm_eps: normalises each row of x first, without affine (fold it into ``weight``
+            and ``bias``); None leaves x as it is.
+        out: ``[..., N]`` where the result goes; may be ``residual``.
+        impl: "auto", "triton" or "reference".
+
+    Returns:
+        ``[..., N]`` in x's dtype; products accumulate in fp32.
+
+    Raises:
+        ValueError: a shape or choice does not fit; the message names the argument.
+    """
+    N, K = weight.shape
+    if x.shape[-1] != K:
+        raise ValueError(f"x must end in weight's {K} input channels, got {tuple(x.shape)}")
+    if bias is not None and tuple(bias.shape) != (N,):
+        raise ValueError(f"bias must be [{N}], got {tuple(bias.shape)}")
+    if activation not in (None, "gelu"):
+        raise ValueError(f"activation must be None or 'gelu', got {activation!r}")
+    shape = (*x.shape[:-1], N)
+    for name, like in (("residual", residual), ("out", out)):
+        if like is not None and tuple(like.shape) != shape:
+            raise ValueError(f"{name} must be {shape}, got {tuple(like.shape)}")
+    if residual is not None and layer_norm_eps is not None:
+        raise ValueError("residual and layer_norm_eps exclude each other")
+    chosen = choose_impl(
+        impl,
+        "linear",
+        [
+            why_not_triton(x.device, x.dtype),
+            layer_norm_linear_blocker(K) if layer_norm_eps is not None else None,
+            f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
+        ],
+    )
+    if chosen == "reference":
+        return _linear_ref(x, weight, bias, activation, residual, layer_norm_eps, out)
+    from fastswin.ops.linear.forward import layer_norm_linear_fwd, linear_fwd
+
+    if layer_norm_eps is not None:
+        return layer_norm_linear_fwd(x, weight, bias, activation, layer_norm_eps, out)
+    return linear_fwd(x, weight, bias, activation, residual, out)
+
+
+def _linear_ref(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: Activation | None,
+    residual: torch.Tensor | None,
+    layer_norm_eps: float | None,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    dtype = x.dtype
+    if layer_norm_eps is not None:
+        compute = torch.promote_types(dtype, torch.float32)
+        x = F.layer_norm(x.to(compute), (x.shape[-1],), eps=layer_norm_eps).to(dtype)
+    y = F.linear(x, weight, None if bias is None else bias.to(dtype))
+    if activation == "gelu":
+        y = F.gelu(y)
+    if residual is not None:
+        y = residual + y
+    return y if out is None else out.copy_(y)

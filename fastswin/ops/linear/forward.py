@@ -1,0 +1,261 @@
+"""GEMMs of a Swin block in Triton, with what comes before and after them.
+
+    x [M, K]   weight [N, K]   bias [N] fp32   residual, out [M, N]
+
+Two kernels. The tiled GEMM streams K through shared memory and adds bias, GELU and residual before
+its only store: 2 M N K FLOPs, (M K + N K + M N) * itemsize bytes. The x-stationary kernel serves
+small K with a LayerNorm in front: a program normalises its rows once, keeps them in registers and
+lets the weight walk by, so the normalised activations never exist in memory.
+
+The A tile of the tiled GEMM must not also feed a reduction: LayerNorm sums taken from the pipelined
+tiles gave wrong, run-to-run varying results under Triton 3.6 (docs/performance.md, traps).
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fastswin._triton.available import capability
+from fastswin._triton.device import multiprocessor_count, on_device
+from fastswin._triton.math import gelu, normalize_rows
+from fastswin._triton.tiles import cdiv, split_columns
+from fastswin.ops.linear.config import (
+    GemmConfig,
+    LayerNormLinearConfig,
+    default_gemm_config,
+    default_layer_norm_linear_config,
+)
+
+
+@triton.jit
+def _store_tile(
+    acc, bias_ptr, residual_ptr, out_ptr, tile_m, tile_n, M, N,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
+    HAS_BIAS: tl.constexpr, GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+):  # fmt: skip
+    """Epilogue: bias, GELU, residual, one store of ``[BLOCK_M, BLOCK_N]``."""
+    row = tl.arange(0, BLOCK_M)
+    col = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    keep = (tile_m * BLOCK_M + row < M)[:, None] & (col < N)[None, :]
+    if HAS_BIAS:
+        acc += tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
+    if GELU:
+        acc = gelu(acc)
+    base = tile_m.to(tl.int64) * BLOCK_M * N
+    at = row[:, None] * N + col[None, :]
+    if HAS_RESIDUAL:
+        acc += tl.load(residual_ptr + base + at, mask=keep, other=0.0).to(tl.float32)
+    tl.store(out_ptr + base + at, acc.to(out_ptr.dtype.element_ty), mask=keep)
+
+
+@triton.jit(do_not_specialize=["M"])
+def _linear_fwd_kernel(
+    x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """One program per output tile, operands by pointers; columns fastest."""
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    tile_m = tl.program_id(0) // tiles_n
+    tile_n = tl.program_id(0) % tiles_n
+    row = tl.arange(0, BLOCK_M)
+    col = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
+    k = tl.arange(0, BLOCK_K)
+    rows_valid = (tile_m * BLOCK_M + row < M)[:, None]
+    cols_valid = (col < N)[:, None]
+    x_at = x_ptr + tile_m.to(tl.int64) * BLOCK_M * K + row[:, None] * K + k[None, :]
+    weight_at = weight_ptr + col[:, None] * K + k[None, :]
+    acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
+        if EVEN_K:
+            x = tl.load(x_at + start, mask=rows_valid, other=0.0)
+            w = tl.load(weight_at + start, mask=cols_valid, other=0.0)
+        else:
+            k_valid = (start + k < K)[None, :]
+            x = tl.load(x_at + start, mask=rows_valid & k_valid, other=0.0)
+            w = tl.load(weight_at + start, mask=cols_valid & k_valid, other=0.0)
+        acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
+    _store_tile(
+        acc, bias_ptr, residual_ptr, out_ptr, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N,
+        HAS_BIAS, GELU, HAS_RESIDUAL,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["M"])
+def _linear_fwd_tma_kernel(
+    x_desc, weight_desc, bias_ptr, residual_ptr, out_ptr, M, N, K,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
+    HAS_BIAS: tl.constexpr, GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    NUM_STAGES: tl.constexpr, PERSISTENT: tl.constexpr,
+):  # fmt: skip
+    """As above, operands by the tensor copy engine; PERSISTENT programs walk over tiles."""
+    tiles_n = tl.cdiv(N, BLOCK_N)
+    tiles = tl.cdiv(M, BLOCK_M) * tiles_n
+    if PERSISTENT:
+        for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
+            tile_m = tile // tiles_n
+            tile_n = tile % tiles_n
+            acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
+                x = x_desc.load([tile_m * BLOCK_M, start])
+                w = weight_desc.load([tile_n * BLOCK_N, start])
+                acc = tl.dot(x, w.T, acc)
+            _store_tile(
+                acc, bias_ptr, residual_ptr, out_ptr, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N,
+                HAS_BIAS, GELU, HAS_RESIDUAL,
+            )  # fmt: skip
+    else:
+        tile_m = tl.program_id(0) // tiles_n
+        tile_n = tl.program_id(0) % tiles_n
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+        for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
+            x = x_desc.load([tile_m * BLOCK_M, start])
+            w = weight_desc.load([tile_n * BLOCK_N, start])
+            acc = tl.dot(x, w.T, acc)
+        _store_tile(
+            acc, bias_ptr, residual_ptr, out_ptr, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N,
+            HAS_BIAS, GELU, HAS_RESIDUAL,
+        )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["M"])
+def _layer_norm_linear_fwd_kernel(
+    x_ptr, weight_ptr, bias_ptr, out_ptr, M, eps,
+    N: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COLUMN_SPLITS: tl.constexpr,
+    HAS_BIAS: tl.constexpr, GELU: tl.constexpr, PRECISION: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """x-stationary: one program keeps LN(x) ``[BLOCK_M, KA + KB]`` and walks over columns."""
+    K: tl.constexpr = KA + KB
+    steps: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
+    steps_each: tl.constexpr = (steps + COLUMN_SPLITS - 1) // COLUMN_SPLITS
+    split = tl.program_id(0) % COLUMN_SPLITS
+    tile_m = tl.program_id(0) // COLUMN_SPLITS
+    row = tl.arange(0, BLOCK_M)
+    valid = (tile_m * BLOCK_M + row < M)[:, None]
+    ka = tl.arange(0, KA)
+    kb = KA + tl.arange(0, KB if KB > 0 else 16)
+    x_ptr += tile_m.to(tl.int64) * BLOCK_M * K
+    out_ptr += tile_m.to(tl.int64) * BLOCK_M * N
+    a = tl.load(x_ptr + row[:, None] * K + ka[None, :], mask=valid, other=0.0)
+    dtype = a.dtype
+    a = a.to(tl.float32)
+    b = a
+    if KB > 0:
+        b = tl.load(x_ptr + row[:, None] * K + kb[None, :], mask=valid, other=0.0).to(tl.float32)
+    a, b = normalize_rows(a, b, K, KB, eps)
+    a = a.to(dtype)
+    b = b.to(dtype)
+    for step in tl.range(0, steps_each, num_stages=NUM_STAGES):
+        col = (split * steps_each + step) * BLOCK_N + tl.arange(0, BLOCK_N)
+        cols_valid = (col < N)[:, None]
+        w = tl.load(weight_ptr + col[:, None] * K + ka[None, :], mask=cols_valid, other=0.0)
+        acc = tl.dot(a, tl.trans(w), input_precision=PRECISION)
+        if KB > 0:
+            w = tl.load(weight_ptr + col[:, None] * K + kb[None, :], mask=cols_valid, other=0.0)
+            acc = tl.dot(b, tl.trans(w), acc, input_precision=PRECISION)
+        if HAS_BIAS:
+            acc += tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
+        if GELU:
+            acc = gelu(acc)
+        keep = valid & (col < N)[None, :]
+        at = out_ptr + row[:, None] * N + col[None, :]
+        tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=keep)
+
+
+def device_capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of the tensors' GPU; an H100's on the CPU interpreter."""
+    if device.type != "cuda":
+        return (9, 0)
+    return capability(torch.cuda.current_device() if device.index is None else device.index)
+
+
+def linear_fwd(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor | None,
+    config: GemmConfig | None = None,
+) -> torch.Tensor:
+    """Launch the tiled GEMM on contiguous ``x [..., K]``; see the public function."""
+    from triton.tools.tensor_descriptor import TensorDescriptor
+
+    x, weight = x.contiguous(), weight.contiguous()
+    N, K = weight.shape
+    if out is None:
+        out = x.new_empty(*x.shape[:-1], N)
+    if out.numel() == 0:
+        return out
+    M = x.numel() // K
+    multiprocessors = multiprocessor_count(x.device)
+    if config is None:
+        config = default_gemm_config(M, N, K, multiprocessors, device_capability(x.device))
+        if x.element_size() == 4:
+            config = GemmConfig(64, 64, 32, num_warps=4, num_stages=2)
+    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
+    constants = {
+        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
+        "HAS_BIAS": bias is not None, "GELU": activation == "gelu",
+        "HAS_RESIDUAL": residual is not None, "NUM_STAGES": config.num_stages,
+        "num_warps": config.num_warps,
+    }  # fmt: skip
+    pointers = (x if bias is None else bias, x if residual is None else residual, out)
+    with on_device(x.device):
+        if config.tma:
+            flat = x.view(M, K)
+            operands = (
+                TensorDescriptor.from_tensor(flat, [config.block_m, config.block_k]),
+                TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k]),
+            )
+            programs = tiles
+            if config.persistent:
+                programs = min(tiles, config.persistent * multiprocessors)
+            _linear_fwd_tma_kernel[(programs,)](
+                *operands, *pointers, M, N, K, **constants, PERSISTENT=config.persistent > 0
+            )
+        else:
+            _linear_fwd_kernel[(tiles,)](
+                x, weight, *pointers, M, N, K, **constants, EVEN_K=K % config.block_k == 0,
+                PRECISION="ieee",
+            )  # fmt: skip
+    return out
+
+
+def layer_norm_linear_fwd(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    eps: float,
+    out: torch.Tensor | None,
+    config: LayerNormLinearConfig | None = None,
+) -> torch.Tensor:
+    """Launch the x-stationary kernel on contiguous ``x [..., K]``; see the public function."""
+    x, weight = x.contiguous(), weight.contiguous()
+    N, K = weight.shape
+    if out is None:
+        out = x.new_empty(*x.shape[:-1], N)
+    if out.numel() == 0:
+        return out
+    M = x.numel() // K
+    if config is None:
+        config = default_layer_norm_linear_config(
+            M, N, K, multiprocessor_count(x.device), device_capability(x.device)
+        )
+    columns = split_columns(K)
+    assert config is not None and columns is not None  # layer_norm_linear_blocker was asked before
+    programs = cdiv(M, config.block_m) * config.column_splits
+    with on_device(x.device):
+        _layer_norm_linear_fwd_kernel[(programs,)](
+            x, weight, x if bias is None else bias, out, M, eps,
+            N=N, KA=columns[0], KB=columns[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n,
+            COLUMN_SPLITS=config.column_splits, HAS_BIAS=bias is not None,
+            GELU=activation == "gelu", PRECISION="ieee", NUM_STAGES=config.num_stages,
+            num_warps=config.num_warps,
+        )  # fmt: skip
+    return out

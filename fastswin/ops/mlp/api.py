@@ -1,0 +1,99 @@
+"""Public fused MLP: validation and dispatch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin.ops.mlp.config import mlp_blocker
+
+#: Every configuration's hidden step divides this.
+HIDDEN_STEP = 128
+
+
+def mlp(
+    x: torch.Tensor,
+    fc1_weight: torch.Tensor,
+    fc1_bias: torch.Tensor,
+    fc2_weight: torch.Tensor,
+    fc2_bias: torch.Tensor,
+    *,
+    norm_weight: torch.Tensor | None = None,
+    norm_bias: torch.Tensor | None = None,
+    eps: float = 1e-5,
+    out: torch.Tensor | None = None,
+    impl: Impl = "auto",
+) -> torch.Tensor:
+    """The MLP half of a block, LayerNorm and residual included.
+
+    Without ``norm_weight`` (V1, norm first, its affine folded into fc1):
+    ``x + fc2(gelu(fc1(norm(x))))``. With it (V2, norm last): ``x + norm(fc2(gelu(fc1(x))))``.
+
+    Args:
+        x: ``[..., C]``, contiguous rows.
+        fc1_weight, fc1_bias: ``[hidden, C]`` in x's dtype and ``[hidden]``.
+        fc2_weight, fc2_bias: ``[C, hidden]`` in x's dtype and ``[C]``.
+        norm_weight, norm_bias: ``[C]``, V2's LayerNorm; both or neither.
+        eps: LayerNorm epsilon.
+        out: ``[..., C]`` where the result goes; may be ``x``.
+        impl: "auto", "triton" or "reference".
+
+    Returns:
+        ``[..., C]`` in x's dtype.
+
+    Raises:
+        ValueError: a shape does not fit; the message names the argument.
+    """
+    C = x.shape[-1]
+    hidden = fc1_weight.shape[0]
+    expected = {
+        "fc1_weight": (fc1_weight, (hidden, C)),
+        "fc1_bias": (fc1_bias, (hidden,)),
+        "fc2_weight": (fc2_weight, (C, hidden)),
+        "fc2_bias": (fc2_bias, (C,)),
+        "norm_weight": (norm_weight, (C,)),
+        "norm_bias": (norm_bias, (C,)),
+        "out": (out, tuple(x.shape)),
+    }
+    for name, (tensor, shape) in expected.items():
+        if tensor is not None and tuple(tensor.shape) != shape:
+            raise ValueError(f"{name} must be {shape}, got {tuple(tensor.shape)}")
+    if (norm_weight is None) != (norm_bias is None):
+        raise ValueError("give norm_weight and norm_bias together or not at all")
+    chosen = choose_impl(
+        impl, "mlp", [why_not_triton(x.device, x.dtype), mlp_blocker(C, hidden, HIDDEN_STEP)]
+    )
+    if chosen == "reference":
+        return _mlp_ref(
+            x, fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias, eps, out
+        )
+    from fastswin.ops.mlp.forward import mlp_fwd
+
+    return mlp_fwd(x, fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias, eps, out)
+
+
+def _mlp_ref(
+    x: torch.Tensor,
+    fc1_weight: torch.Tensor,
+    fc1_bias: torch.Tensor,
+    fc2_weight: torch.Tensor,
+    fc2_bias: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    norm_bias: torch.Tensor | None,
+    eps: float,
+    out: torch.Tensor | None,
+) -> torch.Tensor:
+    dtype, C = x.dtype, x.shape[-1]
+    compute = torch.promote_types(dtype, torch.float32)
+    h = x
+    if norm_weight is None:
+        h = F.layer_norm(x.to(compute), (C,), eps=eps).to(dtype)
+    h = F.gelu(F.linear(h, fc1_weight, fc1_bias.to(dtype)))
+    h = F.linear(h, fc2_weight, fc2_bias.to(dtype))
+    if norm_weight is not None and norm_bias is not None:
+        h = F.layer_norm(
+            h.to(compute), (C,), norm_weight.to(compute), norm_bias.to(compute), eps
+        ).to(dtype)
+    y = x + h
+    return y if out is None else out.copy_(y)

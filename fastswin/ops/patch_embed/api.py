@@ -1,0 +1,90 @@
+"""Public patch embedding: validation and dispatch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin._triton.tiles import MIN_DOT, split_columns
+
+MAX_CHANNELS = 512
+MAX_PATCH_ELEMENTS = 256
+
+
+def patch_embed(
+    images: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    norm_weight: torch.Tensor | None = None,
+    norm_bias: torch.Tensor | None = None,
+    *,
+    eps: float = 1e-5,
+    dtype: torch.dtype | None = None,
+    impl: Impl = "auto",
+) -> torch.Tensor:
+    """Non-overlapping patches projected to tokens, then LayerNorm: images to ``[B, H, W, C]``.
+
+    Args:
+        images: ``[B, c, h, w]`` in any float dtype and strides; sides that are no multiple of the
+            patch are zero-padded at the bottom and right.
+        weight: ``[C, c, p, p]``, the convolution's.
+        bias: ``[C]``.
+        norm_weight, norm_bias: ``[C]`` of the LayerNorm; None leaves it out.
+        eps: LayerNorm epsilon.
+        dtype: of the tokens and of the product; None means the images'.
+        impl: "auto", "triton" or "reference".
+
+    Returns:
+        ``[B, ceil(h / p), ceil(w / p), C]``.
+
+    Raises:
+        ValueError: a shape does not fit; the message names the argument.
+    """
+    C, channels, patch, _ = weight.shape
+    if images.ndim != 4 or images.shape[1] != channels:
+        raise ValueError(f"images must be [B, {channels}, h, w], got {tuple(images.shape)}")
+    if (norm_weight is None) != (norm_bias is None):
+        raise ValueError("give norm_weight and norm_bias together or not at all")
+    dtype = dtype or images.dtype
+    elements = channels * patch * patch
+    chosen = choose_impl(
+        impl,
+        "patch_embed",
+        [
+            why_not_triton(images.device, dtype),
+            why_not_triton(images.device, images.dtype),
+            None
+            if split_columns(C) and C <= MAX_CHANNELS
+            else f"{C} channels are not one or two powers of two in [{MIN_DOT}, {MAX_CHANNELS}]",
+            f"{elements} values a patch exceed {MAX_PATCH_ELEMENTS}"
+            if elements > MAX_PATCH_ELEMENTS
+            else None,
+        ],
+    )
+    if chosen == "reference":
+        return _patch_embed_ref(images, weight, bias, norm_weight, norm_bias, eps, dtype)
+    from fastswin.ops.patch_embed.forward import patch_embed_fwd
+
+    return patch_embed_fwd(images, weight, bias, norm_weight, norm_bias, eps, dtype)
+
+
+def _patch_embed_ref(
+    images: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    norm_bias: torch.Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    patch = weight.shape[2]
+    images = F.pad(images, (0, -images.shape[3] % patch, 0, -images.shape[2] % patch))
+    x = F.conv2d(images.to(dtype), weight.to(dtype), bias.to(dtype), stride=patch)
+    x = x.permute(0, 2, 3, 1)
+    if norm_weight is None or norm_bias is None:
+        return x.contiguous()
+    compute = torch.promote_types(dtype, torch.float32)
+    shape = (weight.shape[0],)
+    y = F.layer_norm(x.to(compute), shape, norm_weight.to(compute), norm_bias.to(compute), eps)
+    return y.to(dtype).contiguous()

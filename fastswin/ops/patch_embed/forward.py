@@ -1,0 +1,96 @@
+"""Patch embedding in Triton: a strided convolution is a product over ``c * p * p`` values.
+
+    images [B, c, h, w]   weight [C, c, p, p]   out [B, H, W, C]
+
+2 * c p p * C FLOPs a token (48 * C for 4x4 RGB) against 2 * (c p p + C) bytes: memory bound. The
+image is read through its strides, in its own dtype, padded and converted on the way, and LayerNorm
+finishes the row before its only store. LayerNorm is applied to the fp32 accumulator.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from fastswin._triton.device import on_device
+from fastswin._triton.math import normalize_rows
+from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns
+
+
+@triton.jit
+def _patch_embed_fwd_kernel(
+    image_ptr, weight_ptr, bias_ptr, norm_weight_ptr, norm_bias_ptr, out_ptr,
+    image_h, image_w, W, tokens, blocks_per_image, stride_b, stride_c, stride_h, stride_w, eps,
+    PATCH: tl.constexpr, ELEMENTS: tl.constexpr, BLOCK_K: tl.constexpr,
+    CA: tl.constexpr, CB: tl.constexpr, BLOCK_M: tl.constexpr, HAS_NORM: tl.constexpr,
+    PRECISION: tl.constexpr,
+):  # fmt: skip
+    """One program per BLOCK_M tokens of one image."""
+    C: tl.constexpr = CA + CB
+    pid = tl.program_id(0)
+    image = (pid // blocks_per_image).to(tl.int64)
+    token = pid % blocks_per_image * BLOCK_M + tl.arange(0, BLOCK_M)
+    valid = token < tokens
+    k = tl.arange(0, BLOCK_K)
+    y = (token // W * PATCH)[:, None] + (k // PATCH % PATCH)[None, :]
+    x = (token % W * PATCH)[:, None] + (k % PATCH)[None, :]
+    inside = valid[:, None] & (k < ELEMENTS)[None, :] & (y < image_h) & (x < image_w)
+    at = (k // (PATCH * PATCH))[None, :] * stride_c + y * stride_h + x * stride_w
+    pixels = tl.load(image_ptr + image * stride_b + at, mask=inside, other=0.0)
+    pixels = pixels.to(weight_ptr.dtype.element_ty)
+    ca = tl.arange(0, CA)
+    cb = CA + tl.arange(0, CB if CB > 0 else 16)
+    in_patch = (k < ELEMENTS)[None, :]
+    w = tl.load(weight_ptr + ca[:, None] * ELEMENTS + k[None, :], mask=in_patch, other=0.0)
+    a = tl.dot(pixels, tl.trans(w), input_precision=PRECISION)
+    a += tl.load(bias_ptr + ca).to(tl.float32)[None, :]
+    b = a
+    if CB > 0:
+        w = tl.load(weight_ptr + cb[:, None] * ELEMENTS + k[None, :], mask=in_patch, other=0.0)
+        b = tl.dot(pixels, tl.trans(w), input_precision=PRECISION)
+        b += tl.load(bias_ptr + cb).to(tl.float32)[None, :]
+    if HAS_NORM:
+        a, b = normalize_rows(a, b, C, CB, eps)
+        a = a * tl.load(norm_weight_ptr + ca).to(tl.float32)[None, :]
+        a += tl.load(norm_bias_ptr + ca).to(tl.float32)[None, :]
+        if CB > 0:
+            b = b * tl.load(norm_weight_ptr + cb).to(tl.float32)[None, :]
+            b += tl.load(norm_bias_ptr + cb).to(tl.float32)[None, :]
+    to = out_ptr + image * tokens * C + token[:, None] * C
+    tl.store(to + ca[None, :], a.to(out_ptr.dtype.element_ty), mask=valid[:, None])
+    if CB > 0:
+        tl.store(to + cb[None, :], b.to(out_ptr.dtype.element_ty), mask=valid[:, None])
+
+
+def patch_embed_fwd(
+    images: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor,
+    norm_weight: torch.Tensor | None,
+    norm_bias: torch.Tensor | None,
+    eps: float,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Launch on ``images [B, c, h, w]`` of any strides; see the public function."""
+    B, channels, image_h, image_w = images.shape
+    C, _, patch, _ = weight.shape
+    H, W = cdiv(image_h, patch), cdiv(image_w, patch)
+    out = torch.empty(B, H, W, C, device=images.device, dtype=dtype)
+    if out.numel() == 0:
+        return out
+    columns = split_columns(C)
+    assert columns is not None  # the public function asked before
+    elements = channels * patch * patch
+    block_m = 64 if C <= 128 else 32
+    blocks_per_image = cdiv(H * W, block_m)
+    with on_device(images.device):
+        _patch_embed_fwd_kernel[(B * blocks_per_image,)](
+            images, weight.to(dtype).contiguous(), bias,
+            bias if norm_weight is None else norm_weight, bias if norm_bias is None else norm_bias,
+            out, image_h, image_w, W, H * W, blocks_per_image, *images.stride(), eps,
+            PATCH=patch, ELEMENTS=elements, BLOCK_K=max(MIN_DOT, next_power_of_2(elements)),
+            CA=columns[0], CB=columns[1], BLOCK_M=block_m, HAS_NORM=norm_weight is not None,
+            PRECISION="ieee", num_warps=4,
+        )  # fmt: skip
+    return out

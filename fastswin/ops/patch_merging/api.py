@@ -1,0 +1,69 @@
+"""Public 2x2 gather: validation and dispatch."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from fastswin._triton.available import Impl, choose_impl, why_not_triton
+
+MAX_CHANNELS = 2048
+
+
+def gather_neighbours(
+    x: torch.Tensor,
+    *,
+    layer_norm_eps: float | None = None,
+    offset: torch.Tensor | None = None,
+    impl: Impl = "auto",
+) -> torch.Tensor:
+    """2x2 neighbours to one row, optionally normalised: what patch merging projects.
+
+    Args:
+        x: ``[B, H, W, C]``, contiguous; odd sides are zero-padded at the bottom and right.
+        layer_norm_eps: LayerNorm (without affine) over the 4C channels; None leaves them as they
+            are. Padded neighbours enter it as zeros.
+        offset: ``[C]`` added to every real token first; None adds nothing.
+        impl: "auto", "triton" or "reference".
+
+    Returns:
+        ``[B, ceil(H/2), ceil(W/2), 4C]``; order (even row, even column), (odd, even),
+        (even, odd), (odd, odd), as the official PatchMerging has it.
+
+    Raises:
+        ValueError: a shape does not fit; the message names the argument.
+    """
+    if x.ndim != 4:
+        raise ValueError(f"x must be [B, H, W, C], got shape {tuple(x.shape)}")
+    C = x.shape[3]
+    if offset is not None and tuple(offset.shape) != (C,):
+        raise ValueError(f"offset must be [{C}], got {tuple(offset.shape)}")
+    chosen = choose_impl(
+        impl,
+        "gather_neighbours",
+        [
+            why_not_triton(x.device, x.dtype),
+            f"{C} channels exceed {MAX_CHANNELS}" if C > MAX_CHANNELS else None,
+        ],
+    )
+    if chosen == "reference":
+        return _gather_neighbours_ref(x, layer_norm_eps, offset)
+    from fastswin.ops.patch_merging.forward import gather_neighbours_fwd
+
+    return gather_neighbours_fwd(x, layer_norm_eps, offset)
+
+
+def _gather_neighbours_ref(
+    x: torch.Tensor, eps: float | None, offset: torch.Tensor | None
+) -> torch.Tensor:
+    dtype = x.dtype
+    if offset is not None or eps is not None:
+        x = x.to(torch.promote_types(dtype, torch.float32))
+    if offset is not None:
+        x = x + offset.to(x.dtype)
+    _, H, W, C = x.shape
+    x = F.pad(x, (0, 0, 0, W % 2, 0, H % 2))
+    y = torch.cat((x[:, ::2, ::2], x[:, 1::2, ::2], x[:, ::2, 1::2], x[:, 1::2, 1::2]), dim=-1)
+    if eps is not None:
+        y = F.layer_norm(y, (4 * C,), eps=eps)
+    return y.to(dtype)
