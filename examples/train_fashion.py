@@ -19,115 +19,20 @@ from __future__ import annotations
 import argparse
 import copy
 import json
-import math
 import platform
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import save_file
+from fashion_recipe import CONFIG, Recipe, augment, learning_rate, mixup
 
 from fastswin.data.atomic import replacing, write_text
 from fastswin.data.fashion_mnist import DEBIAN_FOLDER, PREPROCESS, class_names, load_split
 from fastswin.data.preprocess import metadata_for
-from fastswin.models import SwinConfig, SwinTransformer
-
-CONFIG = SwinConfig(
-    image_size=(28, 28),
-    patch_size=1,
-    in_channels=1,
-    num_classes=10,
-    embed_dim=64,
-    depths=(2, 4, 1),
-    num_heads=(2, 4, 8),
-    window_size=(7, 7),
-    drop_path_rate=0.1,
-)
-
-#: The background of these images, normalised.
-BLACK = -PREPROCESS.mean[0] / PREPROCESS.std[0]
-
-
-@dataclass(frozen=True)
-class Recipe:
-    """What decides the weights, apart from the data, the seed and the card's arithmetic."""
-
-    batch: int = 512
-    peak_learning_rate: float = 2e-3
-    weight_decay: float = 0.05
-    warmup_fraction: float = 0.05
-    label_smoothing: float = 0.1
-    clip_grad_norm: float = 1.0
-    ema_decay: float = 0.999
-    crop_padding: int = 2
-    flip_probability: float = 0.5
-    erase_probability: float = 0.3
-    mixup_alpha: float = 0.2
-    max_epochs: int = 120
-
-
-def augment(x: torch.Tensor, recipe: Recipe, generator: torch.Generator) -> torch.Tensor:
-    """Random flip, padded crop and erasing of normalised images ``[B, 1, 28, 28]``."""
-    B, _, H, W = x.shape
-
-    def uniform(*shape: int) -> torch.Tensor:
-        return torch.rand(*shape, device=x.device, generator=generator)
-
-    x = torch.where(uniform(B, 1, 1, 1) < recipe.flip_probability, x.flip(3), x)
-
-    pad = recipe.crop_padding
-    padded = F.pad(x, (pad,) * 4, value=BLACK)
-    offset = (uniform(2, B, 1) * (2 * pad + 1)).long()
-    rows = offset[0] + torch.arange(H, device=x.device)
-    columns = offset[1] + torch.arange(W, device=x.device)
-    images = torch.arange(B, device=x.device)
-    x = padded[images[:, None, None], :, rows[:, :, None], columns[:, None, :]].movedim(3, 1)
-
-    area = 0.02 + 0.28 * uniform(B)  # of the image, the side ratio log-uniform in [1/3, 3]
-    ratio = torch.exp((2 * uniform(B) - 1) * math.log(3.0))
-    height, width = (area * ratio).sqrt() * H, (area / ratio).sqrt() * W
-    top, left = uniform(B) * (H - height).clamp_min(0), uniform(B) * (W - width).clamp_min(0)
-    row, column = torch.arange(H, device=x.device), torch.arange(W, device=x.device)
-    inside = (
-        ((row >= top[:, None]) & (row < (top + height)[:, None]))[:, :, None]
-        & ((column >= left[:, None]) & (column < (left + width)[:, None]))[:, None, :]
-        & (uniform(B) < recipe.erase_probability)[:, None, None]
-    )
-    noise = torch.randn(x.shape, device=x.device, generator=generator)
-    return torch.where(inside[:, None], noise, x)
-
-
-def mixup(
-    x: torch.Tensor, labels: torch.Tensor, recipe: Recipe, generator: torch.Generator
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Blend each image and its smoothed one-hot target with another of the batch.
-
-    The weight is Beta(a, a), drawn as ``u^(1/a) / (u^(1/a) + v^(1/a))`` given that the sum is at
-    most 1 (Joehnk); draws that miss are not blended, which keeps it one batch operation.
-    """
-    target = F.one_hot(labels, CONFIG.num_classes).float()
-    target = target * (1 - recipe.label_smoothing) + recipe.label_smoothing / CONFIG.num_classes
-    if recipe.mixup_alpha <= 0:
-        return x, target
-    B = len(x)
-    u, v = torch.rand(2, B, device=x.device, generator=generator).pow(1 / recipe.mixup_alpha)
-    weight = torch.where(u + v <= 1, u / (u + v).clamp_min(1e-30), 1.0)
-    partner = torch.randperm(B, device=x.device, generator=generator)
-    image_weight, target_weight = weight.view(B, 1, 1, 1), weight.view(B, 1)
-    return (
-        x * image_weight + x[partner] * (1 - image_weight),
-        target * target_weight + target[partner] * (1 - target_weight),
-    )
-
-
-def learning_rate(progress: float, recipe: Recipe) -> float:
-    """Linear warm-up, then cosine to zero; progress runs from 0 to 1."""
-    if progress < recipe.warmup_fraction:
-        return recipe.peak_learning_rate * (progress + 1e-3) / (recipe.warmup_fraction + 1e-3)
-    t = (progress - recipe.warmup_fraction) / (1 - recipe.warmup_fraction)
-    return recipe.peak_learning_rate * 0.5 * (1 + math.cos(math.pi * min(t, 1.0)))
+from fastswin.models import SwinTransformer
+from fastswin.models.checkpoint import save_checkpoint
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:
@@ -165,14 +70,29 @@ class Trainer:
         )
         self.generator = torch.Generator(self.device).manual_seed(options.seed)
         self.progress, self.epoch, self.step = 0.0, 0, 0
-        self.epochs_here = 0  # of this process, as the first one compiles
+        self.epochs_here = 0  # of this process; the first one warms up
         self.seconds_before = 0.0  # spent by earlier, interrupted runs
         self.losses: list[float] = []
         self.started = time.perf_counter()
         self.checkpoint = options.out / "checkpoint.pt"
-        self.forward = self.model
-        if options.compile and self.device.type == "cuda":
-            self.forward = torch.compile(self.model)
+        self.forward = self.compiled() if options.compile else self.model
+
+    def compiled(self) -> torch.nn.Module:
+        """The model through torch.compile, or itself where this machine cannot compile it."""
+        if self.device.type != "cuda":
+            return self.model
+        forward = torch.compile(self.model)
+        example = torch.zeros(self.recipe.batch, 1, 28, 28, device=self.device)
+        try:
+            with torch.autocast("cuda", torch.bfloat16):
+                forward(example).sum().backward()
+        except Exception as error:  # any fault of the compiler: eager trains as well, slower
+            reason = str(error).strip().splitlines()[0]
+            print(f"torch.compile failed, training eagerly: {reason}", flush=True)
+            return self.model
+        self.model.zero_grad(set_to_none=True)
+        print(f"compiled in {self.seconds:.0f} s", flush=True)
+        return forward
 
     @property
     def seconds(self) -> float:
@@ -239,7 +159,7 @@ class Trainer:
                 self.save()
 
     def epochs_that_fit(self, epoch_seconds: float, at_most: int) -> int:
-        """Epochs left within the budget; the first epoch compiles, so the second decides."""
+        """Epochs left within the budget, by the time of the latest, warm one."""
         if not self.options.minutes or self.epochs_here < 2 or at_most == 0:
             return at_most
         reserve = 10.0  # seconds for the test pass and the files
@@ -319,11 +239,9 @@ def main(arguments: list[str] | None = None) -> dict:
     trainer.resume()
     trainer.run(train[0], train[1].long())
 
+    options.out.mkdir(parents=True, exist_ok=True)
     weights = options.out / "swin_fashion_mnist.safetensors"
-    with replacing(weights) as temporary:
-        metadata = metadata_for(PREPROCESS, list(class_names()))
-        metadata["fastswin_config"] = json.dumps(CONFIG.to_dict())
-        save_file(trainer.ema.state_dict(), temporary, metadata)
+    save_checkpoint(trainer.ema, weights, metadata_for(PREPROCESS, list(class_names())))
     accuracy = test_accuracy(trainer.ema, test[0], test[1].long())
     result = {
         "model": "swin_fashion_mnist",

@@ -1,7 +1,8 @@
 """fastswin: Swin Transformers, fast on the GPU, with the same answers."""
 
 from fastswin import models, ops
+from fastswin.engine import Engine
 
 __version__ = "0.1.0"
 
-__all__ = ["__version__", "models", "ops"]
+__all__ = ["Engine", "__version__", "models", "ops"]

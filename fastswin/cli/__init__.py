@@ -1,1 +1,1 @@
-"""."""
+"""The ``fastswin`` command: parse, call, print."""

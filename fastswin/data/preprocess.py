@@ -10,8 +10,6 @@ mixed up. The defaults are ImageNet's, with timm's crop ratios: 0.9 at 224 px, 1
 from __future__ import annotations
 
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -101,15 +99,18 @@ class Preprocess:
         std = torch.tensor(self.std, device=pixels.device).view(-1, 1, 1)
         return (pixels.float() / 255 - mean) / std
 
-    def to_json(self) -> str:
-        """The inverse of :meth:`from_json`."""
-        return json.dumps(dataclasses.asdict(self))
+    def to_dict(self) -> dict[str, Any]:
+        """JSON-ready values, the inverse of :meth:`from_dict`."""
+        return {
+            key: list(value) if isinstance(value, tuple) else value
+            for key, value in dataclasses.asdict(self).items()
+        }
 
     @classmethod
-    def from_json(cls, text: str) -> Preprocess:
-        """Parse :meth:`to_json`; ValueError on malformed or unknown content."""
+    def from_dict(cls, values: Any) -> Preprocess:
+        """Build from :meth:`to_dict`; ValueError on malformed or unknown content."""
         try:
-            return cls(**json.loads(text))
+            return cls(**values)
         except TypeError as error:
             raise ValueError(f"{PREPROCESS_KEY}: {error}") from error
 
@@ -131,29 +132,21 @@ class Preprocess:
         return cls(**values)
 
 
-def metadata_for(preprocess: Preprocess, class_names: list[str]) -> dict[str, str]:
-    """Safetensors metadata that :func:`read_metadata` takes apart again."""
-    return {PREPROCESS_KEY: preprocess.to_json(), CLASSES_KEY: json.dumps(class_names)}
+def metadata_for(preprocess: Preprocess, class_names: list[str]) -> dict[str, Any]:
+    """``extra_metadata`` for :func:`fastswin.models.checkpoint.save_checkpoint`."""
+    return {PREPROCESS_KEY: preprocess.to_dict(), CLASSES_KEY: class_names}
 
 
-def read_metadata(path: str | Path) -> tuple[Preprocess | None, list[str] | None]:
-    """Preprocessing and class names in a checkpoint's metadata, None where absent.
-
-    Args:
-        path: a checkpoint file; formats without metadata give ``(None, None)``.
+def from_metadata(metadata: dict[str, Any]) -> tuple[Preprocess | None, list[str] | None]:
+    """Preprocessing and class names out of a checkpoint's metadata, None where absent.
 
     Raises:
-        ValueError: the metadata is there but malformed.
+        ValueError: they are there but malformed.
     """
-    if Path(path).suffix != ".safetensors":
-        return None, None
-    from safetensors import safe_open
-
-    with safe_open(str(path), framework="pt") as file:
-        metadata = file.metadata() or {}
-    preprocess = metadata.get(PREPROCESS_KEY)
-    names = metadata.get(CLASSES_KEY)
+    values, names = metadata.get(PREPROCESS_KEY), metadata.get(CLASSES_KEY)
+    if names is not None and not isinstance(names, list):
+        raise ValueError(f"{CLASSES_KEY} must be a list of names, got {type(names).__name__}")
     return (
-        Preprocess.from_json(preprocess) if preprocess else None,
-        list(json.loads(names)) if names else None,
+        None if values is None else Preprocess.from_dict(values),
+        None if names is None else [str(name) for name in names],
     )

@@ -44,6 +44,8 @@ class SwinConfig:
         absolute_position_embedding: adds a learned ``[1, tokens, C]`` after the patch embedding.
         patch_norm: LayerNorm after the patch embedding.
         layer_norm_eps: epsilon of every LayerNorm.
+        downsample_norm_eps: epsilon of the LayerNorms after the patch embedding and in merging, if
+            it differs (Hugging Face fixes it at 1e-5); None means ``layer_norm_eps``.
         pretrained_window_sizes: V2, per stage, the window the bias MLP was trained with; 0 means
             the window itself.
 
@@ -70,6 +72,7 @@ class SwinConfig:
     absolute_position_embedding: bool = False
     patch_norm: bool = True
     layer_norm_eps: float = 1e-5
+    downsample_norm_eps: float | None = None
     pretrained_window_sizes: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
@@ -105,8 +108,7 @@ class SwinConfig:
         for stage, heads in enumerate(self.num_heads):
             if heads < 1 or self.dim(stage) % heads:
                 raise ValueError(
-                    f"num_heads[{stage}]={heads} must divide the stage's "
-                    f"{self.dim(stage)} channels"
+                    f"num_heads[{stage}]={heads} must divide the stage's {self.dim(stage)} channels"
                 )
         if self.window_convention == "microsoft" and self.window_size[0] != self.window_size[1]:
             raise ValueError(
@@ -137,6 +139,12 @@ class SwinConfig:
     def num_features(self) -> int:
         """Channels of the last stage."""
         return self.dim(self.num_stages - 1)
+
+    @property
+    def resample_eps(self) -> float:
+        """Epsilon of the LayerNorms after the patch embedding and in merging."""
+        eps = self.downsample_norm_eps
+        return self.layer_norm_eps if eps is None else eps
 
     def dim(self, stage: int) -> int:
         """Channels of one stage."""
@@ -189,4 +197,7 @@ class SwinConfig:
         unknown = sorted(set(values) - known)
         if unknown:
             raise ValueError(f"unknown SwinConfig keys {unknown}; legal keys are {sorted(known)}")
-        return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})
+        arguments: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in values.items()
+        }
+        return cls(**arguments)

@@ -50,6 +50,8 @@ class ContinuousPositionBias(nn.Sequential):
 
         Derived on every call from the parameters' dtype and device, so nothing can go stale.
         """
-        weight = self[0].weight
+        first = self[0]
+        assert isinstance(first, nn.Linear)
+        weight = first.weight
         coords = log_spaced_coords(self.window_size, self.pretrained_window)
         return 16 * torch.sigmoid(self(coords.to(weight.device, weight.dtype)))

@@ -13,6 +13,7 @@ repository (microsoft/Swin-Transformer), but without its derived buffers.
 from __future__ import annotations
 
 import math
+from typing import Any, cast
 
 import torch
 import torch.nn.functional as F
@@ -35,7 +36,7 @@ class PatchEmbed(nn.Module):
         patch = config.patch_size
         self.proj = nn.Conv2d(config.in_channels, config.embed_dim, patch, stride=patch)
         self.norm = (
-            nn.LayerNorm(config.embed_dim, eps=config.layer_norm_eps)
+            nn.LayerNorm(config.embed_dim, eps=config.resample_eps)
             if config.patch_norm
             else nn.Identity()
         )
@@ -76,12 +77,12 @@ class WindowAttention(nn.Module):
     def qkv_bias(self) -> torch.Tensor | None:
         """Bias of the qkv projection ``[3C]``; V2 has none on the keys."""
         if hasattr(self, "cpb_mlp"):
-            if self.q_bias is None:
+            if self.q_bias is None or self.v_bias is None:
                 return None
             return torch.cat((self.q_bias, torch.zeros_like(self.v_bias), self.v_bias))
         return self.qkv.bias
 
-    def position_bias(self) -> dict[str, torch.Tensor]:
+    def position_bias(self) -> dict[str, Any]:
         """The bias argument of :func:`fastswin.ops.window_attention`."""
         if hasattr(self, "cpb_mlp"):
             return {"bias_table": self.cpb_mlp.table(), "logit_scale": self.logit_scale}
@@ -165,7 +166,7 @@ class PatchMerging(nn.Module):
         dim = config.dim(stage)
         self.post_norm = config.version == 2
         self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
-        self.norm = nn.LayerNorm((2 if self.post_norm else 4) * dim, eps=config.layer_norm_eps)
+        self.norm = nn.LayerNorm((2 if self.post_norm else 4) * dim, eps=config.resample_eps)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         x = gather_neighbours(x)
@@ -191,9 +192,7 @@ class SwinTransformerStage(nn.Module):
         """All blocks; the caller merges, so that stage outputs can be kept."""
         map_size = (x.shape[1], x.shape[2])
         window = self.config.stage_window(self.stage)
-        shift = runtime_shift(
-            map_size, window, self.config.window_convention, stage=self.stage
-        )
+        shift = runtime_shift(map_size, window, self.config.window_convention, stage=self.stage)
         for block in self.blocks:
             x = block(x, shift)
         return x
@@ -211,7 +210,8 @@ class SwinTransformer(nn.Module):
             self.absolute_pos_embed = nn.Parameter(torch.zeros(1, H * W, config.embed_dim))
             nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
         self.pos_drop = nn.Dropout(config.drop_rate)
-        rates = torch.linspace(0, config.drop_path_rate, sum(config.depths)).tolist()
+        last_block = max(sum(config.depths) - 1, 1)  # plain numbers: the meta device has no values
+        rates = [config.drop_path_rate * i / last_block for i in range(sum(config.depths))]
         self.layers = nn.ModuleList()
         for stage, depth in enumerate(config.depths):
             self.layers.append(SwinTransformerStage(config, stage, rates[:depth]))
@@ -245,7 +245,7 @@ class SwinTransformer(nn.Module):
         """Output of every stage before merging, ``[B, H_i, W_i, C * 2**i]`` (no final norm)."""
         x = self.embed(images)
         outputs = []
-        for layer in self.layers:
+        for layer in cast("list[SwinTransformerStage]", self.layers):
             x = layer(x)
             outputs.append(x)
             if layer.downsample is not None:

@@ -7,6 +7,7 @@ The table restates the configurations of the reference repository (microsoft/Swi
 from __future__ import annotations
 
 import difflib
+from typing import Any
 
 from fastswin.models.config import SwinConfig
 
@@ -18,9 +19,11 @@ _TINY_C24 = {**_TINY, "num_heads": (4, 8, 16, 32)}
 _FROM_12 = {"pretrained_window_sizes": (12, 12, 12, 6)}
 
 
-def _variant(version: int, size: dict, window: int, image: int, **extra: object) -> SwinConfig:
+def _variant(
+    version: int, size: dict[str, Any], window: int, image: int, **extra: Any
+) -> SwinConfig:
     values = {"version": version, "window_size": window, "image_size": image, **size, **extra}
-    return SwinConfig(**values)  # type: ignore[arg-type]
+    return SwinConfig(**values)
 
 
 VARIANTS: dict[str, SwinConfig] = {

@@ -21,6 +21,7 @@ def linear(
     activation: Activation | None = None,
     residual: torch.Tensor | None = None,
     layer_norm_eps: float | None = None,
+    offset: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     impl: Impl = "auto",
 ) -> torch.Tensor:
@@ -34,6 +35,7 @@ def linear(
         residual: ``[..., N]`` or None; excludes ``layer_norm_eps``.
         layer_norm_eps: normalises each row of x first, without affine (fold it into ``weight``
             and ``bias``); None leaves x as it is.
+        offset: ``[K]`` added to every row before that norm; needs ``layer_norm_eps``.
         out: ``[..., N]`` where the result goes; may be ``residual``.
         impl: "auto", "triton" or "reference".
 
@@ -56,6 +58,10 @@ def linear(
             raise ValueError(f"{name} must be {shape}, got {tuple(like.shape)}")
     if residual is not None and layer_norm_eps is not None:
         raise ValueError("residual and layer_norm_eps exclude each other")
+    if offset is not None and (layer_norm_eps is None or tuple(offset.shape) != (K,)):
+        raise ValueError(
+            f"offset must be [{K}] and needs layer_norm_eps, got {tuple(offset.shape)}"
+        )
     chosen = choose_impl(
         impl,
         "linear",
@@ -66,11 +72,11 @@ def linear(
         ],
     )
     if chosen == "reference":
-        return _linear_ref(x, weight, bias, activation, residual, layer_norm_eps, out)
+        return _linear_ref(x, weight, bias, activation, residual, layer_norm_eps, offset, out)
     from fastswin.ops.linear.forward import layer_norm_linear_fwd, linear_fwd
 
     if layer_norm_eps is not None:
-        return layer_norm_linear_fwd(x, weight, bias, activation, layer_norm_eps, out)
+        return layer_norm_linear_fwd(x, weight, bias, activation, layer_norm_eps, offset, out)
     return linear_fwd(x, weight, bias, activation, residual, out)
 
 
@@ -81,12 +87,14 @@ def _linear_ref(
     activation: Activation | None,
     residual: torch.Tensor | None,
     layer_norm_eps: float | None,
+    offset: torch.Tensor | None,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     dtype = x.dtype
     if layer_norm_eps is not None:
         compute = torch.promote_types(dtype, torch.float32)
-        x = F.layer_norm(x.to(compute), (x.shape[-1],), eps=layer_norm_eps).to(dtype)
+        x = x.to(compute) if offset is None else x.to(compute) + offset.to(compute)
+        x = F.layer_norm(x, (x.shape[-1],), eps=layer_norm_eps).to(dtype)
     y = F.linear(x, weight, None if bias is None else bias.to(dtype))
     if activation == "gelu":
         y = F.gelu(y)

@@ -42,7 +42,7 @@ def _store_tile(
     if HAS_BIAS:
         acc += tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
     if GELU:
-        acc = gelu(acc)
+        acc = gelu(acc, out_ptr.dtype.element_ty == tl.float32)
     base = tile_m.to(tl.int64) * BLOCK_M * N
     at = row[:, None] * N + col[None, :]
     if HAS_RESIDUAL:
@@ -123,10 +123,11 @@ def _linear_fwd_tma_kernel(
 
 @triton.jit(do_not_specialize=["M"])
 def _layer_norm_linear_fwd_kernel(
-    x_ptr, weight_ptr, bias_ptr, out_ptr, M, eps,
+    x_ptr, weight_ptr, bias_ptr, offset_ptr, out_ptr, M, eps,
     N: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COLUMN_SPLITS: tl.constexpr,
-    HAS_BIAS: tl.constexpr, GELU: tl.constexpr, PRECISION: tl.constexpr, NUM_STAGES: tl.constexpr,
+    HAS_BIAS: tl.constexpr, HAS_OFFSET: tl.constexpr, GELU: tl.constexpr,
+    PRECISION: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """x-stationary: one program keeps LN(x) ``[BLOCK_M, KA + KB]`` and walks over columns."""
     K: tl.constexpr = KA + KB
@@ -146,6 +147,10 @@ def _layer_norm_linear_fwd_kernel(
     b = a
     if KB > 0:
         b = tl.load(x_ptr + row[:, None] * K + kb[None, :], mask=valid, other=0.0).to(tl.float32)
+    if HAS_OFFSET:
+        a += tl.load(offset_ptr + ka).to(tl.float32)[None, :]
+        if KB > 0:
+            b += tl.load(offset_ptr + kb).to(tl.float32)[None, :]
     a, b = normalize_rows(a, b, K, KB, eps)
     a = a.to(dtype)
     b = b.to(dtype)
@@ -160,7 +165,7 @@ def _layer_norm_linear_fwd_kernel(
         if HAS_BIAS:
             acc += tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
         if GELU:
-            acc = gelu(acc)
+            acc = gelu(acc, out_ptr.dtype.element_ty == tl.float32)
         keep = valid & (col < N)[None, :]
         at = out_ptr + row[:, None] * N + col[None, :]
         tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=keep)
@@ -232,6 +237,7 @@ def layer_norm_linear_fwd(
     bias: torch.Tensor | None,
     activation: str | None,
     eps: float,
+    offset: torch.Tensor | None,
     out: torch.Tensor | None,
     config: LayerNormLinearConfig | None = None,
 ) -> torch.Tensor:
@@ -248,14 +254,15 @@ def layer_norm_linear_fwd(
             M, N, K, multiprocessor_count(x.device), device_capability(x.device)
         )
     columns = split_columns(K)
-    assert config is not None and columns is not None  # layer_norm_linear_blocker was asked before
+    assert config is not None  # layer_norm_linear_blocker was asked before
+    assert columns is not None
     programs = cdiv(M, config.block_m) * config.column_splits
     with on_device(x.device):
         _layer_norm_linear_fwd_kernel[(programs,)](
-            x, weight, x if bias is None else bias, out, M, eps,
+            x, weight, x if bias is None else bias, x if offset is None else offset, out, M, eps,
             N=N, KA=columns[0], KB=columns[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n,
             COLUMN_SPLITS=config.column_splits, HAS_BIAS=bias is not None,
-            GELU=activation == "gelu", PRECISION="ieee", NUM_STAGES=config.num_stages,
-            num_warps=config.num_warps,
+            HAS_OFFSET=offset is not None, GELU=activation == "gelu", PRECISION="ieee",
+            NUM_STAGES=config.num_stages, num_warps=config.num_warps,
         )  # fmt: skip
     return out

@@ -21,6 +21,7 @@ def mlp(
     *,
     norm_weight: torch.Tensor | None = None,
     norm_bias: torch.Tensor | None = None,
+    offset: torch.Tensor | None = None,
     eps: float = 1e-5,
     out: torch.Tensor | None = None,
     impl: Impl = "auto",
@@ -35,6 +36,7 @@ def mlp(
         fc1_weight, fc1_bias: ``[hidden, C]`` in x's dtype and ``[hidden]``.
         fc2_weight, fc2_bias: ``[C, hidden]`` in x's dtype and ``[C]``.
         norm_weight, norm_bias: ``[C]``, V2's LayerNorm; both or neither.
+        offset: ``[C]`` added to every row of x first; None adds nothing.
         eps: LayerNorm epsilon.
         out: ``[..., C]`` where the result goes; may be ``x``.
         impl: "auto", "triton" or "reference".
@@ -54,6 +56,7 @@ def mlp(
         "fc2_bias": (fc2_bias, (C,)),
         "norm_weight": (norm_weight, (C,)),
         "norm_bias": (norm_bias, (C,)),
+        "offset": (offset, (C,)),
         "out": (out, tuple(x.shape)),
     }
     for name, (tensor, shape) in expected.items():
@@ -64,13 +67,12 @@ def mlp(
     chosen = choose_impl(
         impl, "mlp", [why_not_triton(x.device, x.dtype), mlp_blocker(C, hidden, HIDDEN_STEP)]
     )
+    weights = (fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias)
     if chosen == "reference":
-        return _mlp_ref(
-            x, fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias, eps, out
-        )
+        return _mlp_ref(x, *weights, offset, eps, out)
     from fastswin.ops.mlp.forward import mlp_fwd
 
-    return mlp_fwd(x, fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias, eps, out)
+    return mlp_fwd(x, *weights, offset, eps, out)
 
 
 def _mlp_ref(
@@ -81,19 +83,21 @@ def _mlp_ref(
     fc2_bias: torch.Tensor,
     norm_weight: torch.Tensor | None,
     norm_bias: torch.Tensor | None,
+    offset: torch.Tensor | None,
     eps: float,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
     dtype, C = x.dtype, x.shape[-1]
     compute = torch.promote_types(dtype, torch.float32)
-    h = x
+    residual = x.to(compute)
+    if offset is not None:
+        residual = residual + offset.to(compute)
+    h = residual
     if norm_weight is None:
-        h = F.layer_norm(x.to(compute), (C,), eps=eps).to(dtype)
-    h = F.gelu(F.linear(h, fc1_weight, fc1_bias.to(dtype)))
-    h = F.linear(h, fc2_weight, fc2_bias.to(dtype))
+        h = F.layer_norm(h, (C,), eps=eps)
+    h = F.gelu(F.linear(h.to(dtype), fc1_weight, fc1_bias.to(dtype)))
+    h = F.linear(h, fc2_weight, fc2_bias.to(dtype)).to(compute)
     if norm_weight is not None and norm_bias is not None:
-        h = F.layer_norm(
-            h.to(compute), (C,), norm_weight.to(compute), norm_bias.to(compute), eps
-        ).to(dtype)
-    y = x + h
+        h = F.layer_norm(h, (C,), norm_weight.to(compute), norm_bias.to(compute), eps)
+    y = (residual + h).to(dtype)
     return y if out is None else out.copy_(y)

@@ -36,10 +36,10 @@ def _tile(weight, desc, row_start, col_start, STRIDE: tl.constexpr,
 def _mlp_fwd_kernel(
     x_ptr, fc1_ptr, fc1_a_desc, fc1_b_desc, fc1_bias_ptr,
     fc2_ptr, fc2_a_desc, fc2_b_desc, fc2_bias_ptr, norm_weight_ptr, norm_bias_ptr,
-    out_ptr, M, eps,
+    offset_ptr, out_ptr, M, eps,
     CA: tl.constexpr, CB: tl.constexpr, HIDDEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, POST_NORM: tl.constexpr, TMA: tl.constexpr,
-    PRECISION: tl.constexpr, NUM_STAGES: tl.constexpr,
+    HAS_OFFSET: tl.constexpr, PRECISION: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program per BLOCK_M rows, walking over the hidden units."""
     C: tl.constexpr = CA + CB
@@ -55,6 +55,10 @@ def _mlp_fwd_kernel(
     xb = xa
     if CB > 0:
         xb = tl.load(x_ptr + at + cb[None, :], mask=valid, other=0.0).to(tl.float32)
+    if HAS_OFFSET:
+        xa += tl.load(offset_ptr + ca).to(tl.float32)[None, :]
+        if CB > 0:
+            xb += tl.load(offset_ptr + cb).to(tl.float32)[None, :]
     na = xa
     nb = xb
     if not POST_NORM:
@@ -78,7 +82,8 @@ def _mlp_fwd_kernel(
             w = _tile(fc1_ptr, fc1_b_desc, start, CA, C, BLOCK_H, CB, TMA)
             h = tl.dot(nb, w, h, input_precision=PRECISION)
         unit = start + tl.arange(0, BLOCK_H)
-        h = gelu(h + tl.load(fc1_bias_ptr + unit).to(tl.float32)[None, :]).to(dtype)
+        h += tl.load(fc1_bias_ptr + unit).to(tl.float32)[None, :]
+        h = gelu(h, dtype == tl.float32).to(dtype)
         w = _tile(fc2_ptr, fc2_a_desc, 0, start, HIDDEN, CA, BLOCK_H, TMA)
         acc_a = tl.dot(h, w, acc_a, input_precision=PRECISION)
         if CB > 0:
@@ -89,10 +94,14 @@ def _mlp_fwd_kernel(
         acc_a = acc_a * tl.load(norm_weight_ptr + ca).to(tl.float32)[None, :]
         acc_a += tl.load(norm_bias_ptr + ca).to(tl.float32)[None, :]
         acc_a += tl.load(x_ptr + at + ca[None, :], mask=valid, other=0.0).to(tl.float32)
+        if HAS_OFFSET:
+            acc_a += tl.load(offset_ptr + ca).to(tl.float32)[None, :]
         if CB > 0:
             acc_b = acc_b * tl.load(norm_weight_ptr + cb).to(tl.float32)[None, :]
             acc_b += tl.load(norm_bias_ptr + cb).to(tl.float32)[None, :]
             acc_b += tl.load(x_ptr + at + cb[None, :], mask=valid, other=0.0).to(tl.float32)
+            if HAS_OFFSET:
+                acc_b += tl.load(offset_ptr + cb).to(tl.float32)[None, :]
     out_ptr += first * C
     tl.store(out_ptr + at + ca[None, :], acc_a.to(out_ptr.dtype.element_ty), mask=valid)
     if CB > 0:
@@ -107,6 +116,7 @@ def mlp_fwd(
     fc2_bias: torch.Tensor,
     norm_weight: torch.Tensor | None,
     norm_bias: torch.Tensor | None,
+    offset: torch.Tensor | None,
     eps: float,
     out: torch.Tensor | None,
     config: MlpConfig | None = None,
@@ -136,8 +146,9 @@ def mlp_fwd(
         _mlp_fwd_kernel[(cdiv(M, config.block_m),)](
             x, fc1_weight, *fc1, fc1_bias, fc2_weight, *fc2, fc2_bias,
             x if norm_weight is None else norm_weight, x if norm_bias is None else norm_bias,
-            out, M, eps, CA=CA, CB=CB, HIDDEN=hidden, BLOCK_M=config.block_m,
-            BLOCK_H=config.block_h, POST_NORM=norm_weight is not None, TMA=config.tma,
-            PRECISION="ieee", NUM_STAGES=config.num_stages, num_warps=config.num_warps,
+            x if offset is None else offset, out, M, eps,
+            CA=CA, CB=CB, HIDDEN=hidden, BLOCK_M=config.block_m, BLOCK_H=config.block_h, POST_NORM=norm_weight is not None, TMA=config.tma,
+            HAS_OFFSET=offset is not None, PRECISION="ieee",
+            NUM_STAGES=config.num_stages, num_warps=config.num_warps,
         )  # fmt: skip
     return out

@@ -1,0 +1,96 @@
+"""``python -m fastswin.bench model``: the suites without any command-line package.
+
+Prints the table on standard output (or the JSON document with ``--json``) and progress on standard
+error. Exit codes: 0 all measured and right, 1 something was not, 2 wrong arguments.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from fastswin.bench.compile_cache import warm_compile_cache
+from fastswin.bench.contenders import COMPILED, VARIANTS
+from fastswin.bench.problems import PRECISIONS, SUITES, make_problems, parse_batches, parse_names
+from fastswin.bench.record import DEFAULT_ROOT
+from fastswin.bench.suites import run_model_suite
+from fastswin.bench.tables import make_table, print_table
+from fastswin.models import list_models
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a suite from the command line; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    try:
+        problems = make_problems(
+            options.suite,
+            options.models and parse_names(options.models, list_models(), "models"),
+            options.dtypes and parse_names(options.dtypes, list(PRECISIONS), "dtypes"),
+            options.batches and parse_batches(options.batches),
+            options.checkpoint,
+        )
+        variants = options.variants and parse_names(options.variants, list(VARIANTS), "variants")
+        cold_build_s = {}
+        if options.compile_workers:
+            cold_build_s = warm_compile_cache(
+                problems,
+                options.compile_workers,
+                variants=[v for v in variants or VARIANTS if v in COMPILED],
+                device=options.device or "cuda",
+                timeout_s=options.compile_s,
+                progress=_progress,
+            )
+        result = run_model_suite(
+            problems,
+            variants,
+            options.device,
+            options.out,
+            options.seconds,
+            _progress,
+            suite=options.suite,
+            warmup=options.warmup,
+            iterations=options.iterations,
+            deadline_s=options.deadline_s,
+            cold_build_s=cold_build_s,
+        )
+    except (ValueError, RuntimeError, FileNotFoundError) as error:
+        _progress(f"error: {error}")
+        return 2
+    if options.json:
+        print(json.dumps(result.document, indent=1, allow_nan=False))
+    else:
+        print_table(make_table(result.document))
+    for line in result.problems_found:
+        _progress(f"not measured: {line}")
+    return result.exit_code
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m fastswin.bench", description=__doc__)
+    parser.add_argument("suite", choices=sorted(SUITES))
+    parser.add_argument("--models", help="comma-separated names; default: the suite's")
+    parser.add_argument("--dtypes", help=f"of {','.join(PRECISIONS)}; default: fp16,bf16")
+    parser.add_argument("--batches", help="default: 1,8,32,64")
+    parser.add_argument("--variants", help=f"of {','.join(VARIANTS)}; default: all that can run")
+    parser.add_argument("--checkpoint", help="state dict for a single model; default: seeded")
+    parser.add_argument("--device", help="cuda or cpu; default: cuda where there is one")
+    parser.add_argument("--out", type=Path, default=DEFAULT_ROOT, help="root of the results")
+    parser.add_argument("--seconds", type=float, default=1.0, help="per contender and problem")
+    parser.add_argument("--warmup", type=int, help="exact number of discarded calls")
+    parser.add_argument("--iterations", type=int, help="exact number of samples")
+    parser.add_argument("--deadline-s", type=float, help="start no problem later than this")
+    parser.add_argument("--compile-workers", type=int, default=0, help="compile ahead in parallel")
+    parser.add_argument("--compile-s", type=float, default=600.0, help="limit for compiling ahead")
+    parser.add_argument("--json", action="store_true", help="print the records, not a table")
+    return parser
+
+
+def _progress(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

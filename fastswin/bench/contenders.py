@@ -1,0 +1,198 @@
+"""The ways to run one model that a user would choose between.
+
+Every contender owns a copy of the same weights in the same dtype and takes the same images. fp32
+and tf32 contenders run inside :func:`~fastswin.bench.precision.fp32_scope`; the engine does not:
+it has to keep its own precision under whatever flags its user's process has.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import shutil
+import time
+import warnings
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import nn
+
+from fastswin.bench.failures import UnavailableError
+from fastswin.bench.memory import held_mib
+from fastswin.bench.precision import fp32_scope
+from fastswin.bench.problems import Problem
+from fastswin.bench.source import Source
+
+Forward = Callable[[torch.Tensor], torch.Tensor]
+
+#: Calls before capture: cuBLAS and cuDNN set up their workspaces on the first ones.
+CAPTURE_WARMUP_CALLS = 3
+
+
+@dataclasses.dataclass(frozen=True)
+class Contender:
+    """One way to run the model, ready to call.
+
+    Attributes:
+        variant: key of :data:`VARIANTS`.
+        forward: images ``[B, channels, h, w]`` to logits ``[B, classes]``, which the next call may
+            overwrite.
+        graph: whether it replays CUDA graphs.
+        tf32: whether its fp32 products run in TF32.
+        build_s: seconds to build, compile, capture and answer the first call.
+        held_before_mib: device memory in use before it was built.
+        scope: context that each call runs in.
+    """
+
+    variant: str
+    forward: Forward
+    graph: bool
+    tf32: bool
+    build_s: float
+    held_before_mib: float
+    scope: Callable[[], contextlib.AbstractContextManager[None]]
+
+    def logits(self, images: torch.Tensor) -> torch.Tensor:
+        """Answer in fp32, cloned: graph outputs are overwritten by the next call."""
+        with self.scope():
+            return self.forward(images).clone().float()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Built:
+    """What a builder returns."""
+
+    forward: Forward
+    graph: bool = False
+
+
+def build_contender(
+    variant: str, source: Source, problem: Problem, images: torch.Tensor
+) -> Contender:
+    """Build one contender and run it once.
+
+    Args:
+        variant: key of :data:`VARIANTS`.
+        source: the model.
+        problem: precision and batch.
+        images: ``[batch, channels, h, w]`` on the target device in the problem's dtype.
+
+    Raises:
+        ValueError: unknown ``variant``.
+        UnavailableError: its library or device is absent; the message is the reason.
+    """
+    if variant not in VARIANTS:
+        raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+    held = held_mib()
+    scope: Callable[[], contextlib.AbstractContextManager[None]]
+    if variant == "fastswin":
+        scope = contextlib.nullcontext
+    else:
+        scope = functools.partial(_torch_scope, problem.tf32)
+    start = time.perf_counter()
+    with scope():
+        built = VARIANTS[variant](source, problem, images)
+        built.forward(images)
+        if images.is_cuda:
+            torch.cuda.synchronize()
+    build_s = time.perf_counter() - start
+    return Contender(variant, built.forward, built.graph, problem.tf32, build_s, held, scope)
+
+
+def model_for(source: Source, problem: Problem, device: torch.device) -> nn.Module:
+    """A copy of the source model in the problem's dtype."""
+    return copy.deepcopy(source.model).to(device, problem.torch_dtype)
+
+
+@contextlib.contextmanager
+def _torch_scope(tf32: bool) -> Iterator[None]:
+    with fp32_scope(tf32=tf32), torch.inference_mode():
+        yield
+
+
+def _fastswin(source: Source, problem: Problem, images: torch.Tensor) -> _Built:
+    try:
+        from fastswin.engine import Engine
+    except ImportError as error:
+        raise UnavailableError(f"fastswin.engine cannot be imported: {error}") from error
+    precision: Any = problem.dtype  # its legal values are those of the engine
+    engine = Engine(source.engine_source, precision=precision, device=images.device)
+    return _Built(engine, graph=images.is_cuda)
+
+
+def _eager(source: Source, problem: Problem, images: torch.Tensor) -> _Built:
+    return _Built(model_for(source, problem, images.device))
+
+
+def _jit_trace(source: Source, problem: Problem, images: torch.Tensor) -> _Built:
+    model = model_for(source, problem, images.device)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # shapes are fixed here, and later releases deprecate it
+        traced = torch.jit.trace(model, images, check_trace=False)
+    return _Built(traced)
+
+
+def _eager_graph(source: Source, problem: Problem, images: torch.Tensor) -> _Built:
+    _need_gpu(images, "CUDA graphs")
+    model = model_for(source, problem, images.device)
+    static_images = images.clone()
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for _ in range(CAPTURE_WARMUP_CALLS):
+            model(static_images)
+    torch.cuda.current_stream().wait_stream(side)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        static_logits = model(static_images)
+
+    def forward(new_images: torch.Tensor) -> torch.Tensor:
+        static_images.copy_(new_images)
+        graph.replay()
+        return static_logits
+
+    return _Built(forward, graph=True)
+
+
+def _compile(source: Source, problem: Problem, images: torch.Tensor) -> _Built:
+    if not images.is_cuda and not any(shutil.which(c) for c in ("g++", "c++", "clang++")):
+        raise UnavailableError("torch.compile on a CPU needs a C++ compiler, none is on the PATH")
+    model = model_for(source, problem, images.device)
+    return _Built(torch.compile(model, dynamic=False))
+
+
+def _compile_reduce_overhead(source: Source, problem: Problem, images: torch.Tensor) -> _Built:
+    _need_gpu(images, "mode='reduce-overhead' (CUDA graphs)")
+    model = model_for(source, problem, images.device)
+    compiled = torch.compile(model, mode="reduce-overhead", dynamic=False)
+
+    def forward(new_images: torch.Tensor) -> torch.Tensor:
+        torch.compiler.cudagraph_mark_step_begin()
+        return compiled(new_images)
+
+    # the first call compiles, the second warms the graph's memory pool, the third captures
+    for _ in range(CAPTURE_WARMUP_CALLS):
+        forward(images)
+    return _Built(forward, graph=True)
+
+
+def _need_gpu(images: torch.Tensor, what: str) -> None:
+    if not images.is_cuda:
+        raise UnavailableError(f"{what} need a GPU, the images are on {images.device}")
+
+
+#: Builder of each variant, in the order in which tables show them.
+VARIANTS: dict[str, Callable[[Source, Problem, torch.Tensor], _Built]] = {
+    "fastswin": _fastswin,
+    "eager": _eager,
+    "jit-trace": _jit_trace,
+    "eager-graph": _eager_graph,
+    "compile": _compile,
+    "compile-reduce-overhead": _compile_reduce_overhead,
+}
+
+#: Variants whose build time is a compilation that an on-disk cache can shorten.
+COMPILED = ("compile", "compile-reduce-overhead")

@@ -1,0 +1,163 @@
+"""Measure one problem: references, build, check, time side by side, records."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Mapping, Sequence
+
+import torch
+
+from fastswin.bench.contenders import Contender, build_contender
+from fastswin.bench.correctness import Check, Gate, check, make_gate
+from fastswin.bench.failures import Failure, Status, describe, release_memory
+from fastswin.bench.precision import restore, tf32_state
+from fastswin.bench.problems import Problem, seeded_images
+from fastswin.bench.record import Record, RunInfo, stamp
+from fastswin.bench.roofline import Ceilings, roofline_ms, swin_flops
+from fastswin.bench.source import Source
+from fastswin.bench.timing import Candidate, Timing, make_clock, measure
+
+#: Distinct image batches that the timed calls rotate through.
+INPUT_SETS = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcome:
+    """What became of one contender on one problem.
+
+    Attributes:
+        problem, variant: what was tried.
+        status: "ok", or why there is no number.
+        message: one line; empty where ok.
+        record: the stored record where ok.
+    """
+
+    problem: Problem
+    variant: str
+    status: Status
+    message: str = ""
+    record: Record | None = None
+
+
+class Measurement:
+    """One problem from references to records."""
+
+    def __init__(
+        self,
+        problem: Problem,
+        source: Source,
+        device: torch.device,
+        ceilings: Ceilings,
+        info: RunInfo,
+    ) -> None:
+        self.problem, self.source, self.device = problem, source, device
+        self.ceilings, self.info = ceilings, info
+
+    def run(
+        self,
+        names: Sequence[str],
+        seconds: float,
+        warmup: int | None,
+        iterations: int | None,
+        cold_build_s: Mapping[tuple[Problem, str], float],
+        progress: Callable[[str], None],
+    ) -> list[Outcome]:
+        problem = self.problem
+        release_memory()
+        gate = make_gate(self.source, problem, self.device)
+        images = [
+            seeded_images(problem, problem.batch, self.device, seed) for seed in range(INPUT_SETS)
+        ]
+        checked: dict[str, tuple[Contender, Check]] = {}
+        failures: dict[str, Failure] = {}
+        for name in names:
+            progress(f"{problem} {name}: building")
+            result = self._build_and_check(name, gate, images[0])
+            if isinstance(result, Failure):
+                failures[name] = result
+            else:
+                checked[name] = result
+        candidates = [_candidate(contender, images) for contender, _ in checked.values()]
+        timings = measure(
+            candidates,
+            make_clock(self.device),
+            seconds=seconds,
+            warmup=warmup,
+            iterations=iterations,
+        )
+        outcomes = []
+        for name in names:
+            timing = failures.get(name) or timings[name]
+            if isinstance(timing, Failure):
+                outcomes.append(Outcome(problem, name, timing.status, timing.message))
+                continue
+            contender, answer = checked[name]
+            record = self._record(contender, answer, gate, timing)
+            if (problem, name) in cold_build_s:
+                record["cold_build_s"] = cold_build_s[problem, name]
+            outcomes.append(Outcome(problem, name, "ok", record=stamp(self.info, record)))
+        return outcomes
+
+    def _build_and_check(
+        self, name: str, gate: Gate, images: torch.Tensor
+    ) -> tuple[Contender, Check] | Failure:
+        flags = tf32_state()
+        try:
+            contender = build_contender(name, self.source, self.problem, images)
+            answer = check(contender, gate, self.problem.batch)
+        except Exception as error:
+            return describe(error)
+        finally:
+            changed = tf32_state() != flags
+            restore(flags)
+        if changed:
+            return Failure("red", "it changed PyTorch's global TF32 flags")
+        return Failure("red", answer.failure) if answer.failure else (contender, answer)
+
+    def _record(self, contender: Contender, answer: Check, gate: Gate, timing: Timing) -> Record:
+        problem = self.problem
+        config = problem.swin_config
+        return {
+            "case": problem.model,
+            "dtype": problem.dtype,
+            "batch": problem.batch,
+            "variant": contender.variant,
+            "median_ms": timing.median_ms,
+            "p20_ms": timing.p20_ms,
+            "p80_ms": timing.p80_ms,
+            "p90_ms": timing.p90_ms,
+            "peak_mib": timing.peak_mib,
+            "roofline_ms": roofline_ms(config, problem.batch, problem.dtype, self.ceilings),
+            "max_abs_err": answer.max_abs_err,
+            "graph": contender.graph or timing.graph,
+            "tf32": contender.tf32,
+            "build_s": contender.build_s,
+            "count": timing.count,
+            "calls_per_sample": timing.calls_per_sample,
+            "images_per_s": problem.batch / timing.median_ms * 1e3,
+            "tflops": swin_flops(config, problem.batch) / timing.median_ms * 1e-9,
+            "gemm_tflops": self.ceilings.gemm_tflops[problem.dtype],
+            "rel_rms_err": answer.rel_rms_err,
+            "top1_agreement": answer.top1,
+            "top1_decided": answer.decided,
+            "gate_max_abs": gate.max_abs,
+            "gate_rel_rms": gate.rel_rms,
+            "framework": self.source.framework,
+            "weights": "checkpoint" if problem.checkpoint else "seeded random",
+        }
+
+
+def _candidate(contender: Contender, images: Sequence[torch.Tensor]) -> Candidate:
+    turn = 0
+
+    def call() -> object:
+        nonlocal turn
+        turn += 1
+        return contender.forward(images[turn % len(images)])
+
+    return Candidate(
+        contender.variant,
+        call,
+        held_before_mib=contender.held_before_mib,
+        scope=contender.scope,
+    )

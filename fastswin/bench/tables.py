@@ -1,0 +1,181 @@
+"""Record documents to tables: one row per (model, dtype, batch), the same everywhere.
+
+    model | dtype | batch | ms per variant | speed-up | % of roofline | max abs err | img/s
+
+Speed-up is ``compile-reduce-overhead`` over ``fastswin`` (over the fastest other contender where
+that one is absent, and then marked). Roofline, error and img/s are those of ``fastswin``.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fastswin.bench.record import Document, Record
+
+#: Column order of the variants.
+VARIANT_ORDER = (
+    "fastswin",
+    "compile-reduce-overhead",
+    "compile",
+    "eager-graph",
+    "jit-trace",
+    "eager",
+)
+
+#: The contender that speed-ups are taken over.
+BASELINE = "compile-reduce-overhead"
+
+NO_VALUE = "-"
+
+
+@dataclasses.dataclass(frozen=True)
+class Table:
+    """Text cells, ready for any renderer.
+
+    Attributes:
+        title: suite and card.
+        header: column names.
+        rows: cells, as many per row as the header has.
+        caption: versions, commits and method in one line.
+    """
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    caption: str
+
+
+def make_table(document: Document, filters: Mapping[str, Sequence[str]] | None = None) -> Table:
+    """Build the table of one document.
+
+    Args:
+        document: as stored.
+        filters: per field of a record ("case", "dtype", "batch", "variant") the values to keep.
+    """
+    records = [r for r in document["records"] if _kept(r, filters or {})]
+    found = {record["variant"] for record in records}
+    variants = [v for v in VARIANT_ORDER if v in found] + sorted(found - set(VARIANT_ORDER))
+    groups: dict[tuple[str, str, int], dict[str, Record]] = {}
+    for record in records:
+        group = groups.setdefault((record["case"], record["dtype"], record["batch"]), {})
+        group[record["variant"]] = record
+    header = ("model", "dtype", "batch", *(f"{v} ms" for v in variants))
+    header += ("speed-up", "% of roofline", "max abs err", "img/s")
+    rows = [_row(key, group, variants) for key, group in groups.items()]
+    return Table(
+        f"{document['suite']} on {document['gpu']}",
+        header,
+        tuple(rows),
+        _caption(document, records),
+    )
+
+
+def to_markdown(table: Table) -> str:
+    """Pipe table with its caption below; numbers right-aligned."""
+    if not table.rows:
+        return f"No records for {table.title}."
+    lines = [_pipe(table.header), _pipe(["---", "---", *["---:"] * (len(table.header) - 2)])]
+    lines += [_pipe(row) for row in table.rows]
+    return "\n".join([*lines, "", table.caption])
+
+
+def to_text(table: Table) -> str:
+    """Aligned columns for a terminal without rich."""
+    cells = [table.header, *table.rows]
+    widths = [max(len(row[i]) for row in cells) for i in range(len(table.header))]
+    lines = ["  ".join(c.ljust(w) for c, w in zip(r, widths, strict=True)).rstrip() for r in cells]
+    return "\n".join([table.title, *lines, table.caption])
+
+
+def print_table(table: Table) -> None:
+    """Print with rich where it is installed, as plain text otherwise."""
+    try:
+        from rich.console import Console
+        from rich.table import Table as RichTable
+    except ImportError:
+        print(to_text(table))
+        return
+    rich_table = RichTable(title=table.title, caption=table.caption)
+    for index, name in enumerate(table.header):
+        rich_table.add_column(name, justify="left" if index < 2 else "right", overflow="fold")
+    for row in table.rows:
+        rich_table.add_row(*row)
+    Console().print(rich_table)
+
+
+def _row(
+    key: tuple[str, str, int], group: Mapping[str, Record], variants: Sequence[str]
+) -> tuple[str, ...]:
+    case, dtype, batch = key
+    times = [_number(group.get(variant, {}).get("median_ms")) for variant in variants]
+    ours = group.get("fastswin", {})
+    roofline = NO_VALUE
+    if ours.get("roofline_ms"):
+        roofline = f"{100 * ours['roofline_ms'] / ours['median_ms']:.0f}"
+    error = ours.get("max_abs_err")
+    throughput = ours.get("images_per_s")
+    if ours and throughput is None:
+        throughput = batch / ours["median_ms"] * 1e3
+    return (
+        case,
+        dtype,
+        str(batch),
+        *times,
+        _speed_up(group),
+        roofline,
+        NO_VALUE if error is None else f"{error:.1e}",
+        NO_VALUE if throughput is None else f"{throughput:.0f}",
+    )
+
+
+def _speed_up(group: Mapping[str, Record]) -> str:
+    ours = group.get("fastswin")
+    if ours is None:
+        return NO_VALUE
+    if BASELINE in group:
+        return f"{group[BASELINE]['median_ms'] / ours['median_ms']:.2f}x"
+    others = {name: r["median_ms"] for name, r in group.items() if name != "fastswin"}
+    if not others:
+        return NO_VALUE
+    best = min(others, key=lambda name: others[name])
+    return f"{others[best] / ours['median_ms']:.2f}x ({best})"
+
+
+def _caption(document: Document, records: Sequence[Record]) -> str:
+    commits = sorted({_short(record.get("commit", document["commit"])) for record in records})
+    versions = sorted(
+        {
+            f"torch {record.get('torch', document['torch'])}"
+            + (f", Triton {triton}" if (triton := record.get("triton", document["triton"])) else "")
+            for record in records
+        }
+    )
+    ceilings = (
+        f"copy {document['copy_tbs']} TB/s, GEMM {document['gemm_tflops']} TFLOP/s in the last run"
+    )
+    return (
+        f"{document['gpu']}; {' / '.join(versions) or 'torch ' + document['torch']}; commit "
+        f"{', '.join(commits) or _short(document['commit'])}; {document['created']}; {ceilings}. "
+        f"Median latency in ms; speed-up of fastswin over {BASELINE}."
+    )
+
+
+def _kept(record: Record, filters: Mapping[str, Sequence[str]]) -> bool:
+    return all(str(record.get(field)) in values for field, values in filters.items())
+
+
+def _short(commit: Any) -> str:
+    head, dash, rest = str(commit).partition("-")
+    return head[:10] + dash + rest
+
+
+def _number(value: Any) -> str:
+    if value is None:
+        return NO_VALUE
+    return f"{value:.3f}" if value < 10 else f"{value:.1f}"
+
+
+def _pipe(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"

@@ -1,0 +1,48 @@
+"""The commands and the order in which ``fastswin --help`` lists them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+import fastswin
+from fastswin.cli import bench, classify, demo, doctor, evaluate, models
+
+EPILOG = (
+    "Exit codes: 0 ok; 1 a check failed; 2 bad input or usage; 3 something needed is missing on "
+    "this machine; 4 a defect of fastswin. --debug anywhere adds the traceback."
+)
+
+app = typer.Typer(
+    name="fastswin",
+    help="Swin Transformers, fast on the GPU, with the same answers.",
+    epilog=EPILOG,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        print(f"fastswin {fastswin.__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _global_options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", callback=_print_version, is_eager=True, help="Print it."),
+    ] = False,
+) -> None:
+    pass
+
+
+app.command("demo")(demo.demo)
+app.command("classify")(classify.classify)
+app.add_typer(bench.app, name="bench")
+app.command("evaluate")(evaluate.evaluate)
+app.command("models")(models.models)
+app.command("doctor")(doctor.doctor)

@@ -1,0 +1,90 @@
+"""``fastswin evaluate``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fastswin.cli.exit_codes import CheckFailedError
+from fastswin.cli.options import Checkpoint, Device, Json, Model, parse_device, split_list
+from fastswin.cli.output import Progress, note, print_json, print_table
+from fastswin.data.shipped import DEFAULT_MODEL
+from fastswin.data.source import open_source
+from fastswin.data.test_set import open_test_set
+from fastswin.doctor import default_precisions
+from fastswin.evaluation import evaluate_precisions, failed_gates
+
+
+def evaluate(
+    model: Model = None,
+    checkpoint: Checkpoint = None,
+    data: Annotated[
+        Path | None,
+        typer.Option(help="Folder of photos; default: the shipped Fashion-MNIST slice."),
+    ] = None,
+    labels: Annotated[
+        Path | None, typer.Option(help="File of '<path> <class index>' lines for a flat folder.")
+    ] = None,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(help="Engine precisions, repeated or with commas; default: all usable."),
+    ] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Images per forward call.")] = 64,
+    limit: Annotated[int | None, typer.Option(min=1, help="Use the first N images only.")] = None,
+    tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Largest legal top-1 difference, in points.")
+    ] = 0.1,
+    device: Device = None,
+    json: Json = False,
+) -> None:
+    """Accuracy of the engine beside the readable fp32 model."""
+    target = parse_device(device)
+    precisions = split_list(precision, "--precision") or default_precisions(target)
+    if model is None and checkpoint is None:
+        model = DEFAULT_MODEL
+    source = open_source(model, checkpoint)
+    test_set = open_test_set(source, data, labels, limit)
+    with Progress("evaluated", len(test_set)) as progress:
+        scores = evaluate_precisions(
+            source.model,
+            precisions,
+            test_set.batches(batch),
+            device=target,
+            on_batch=progress.advance,
+        )
+    failures = failed_gates(scores, tolerance)
+    rows = {name: score.to_dict() for name, score in scores.items()}
+    if json:
+        print_json(
+            {
+                "model": source.name,
+                "data": test_set.name,
+                "device": str(target),
+                "batch": batch,
+                "tolerance_points": tolerance,
+                "scores": rows,
+                "failures": failures,
+            }
+        )
+    else:
+        print_table(
+            f"{source.name} on {test_set.name}, {len(test_set)} images, {target}",
+            ("engine", "top-1 %", "top-5 %", "agreement %", "max abs diff", "images/s"),
+            [
+                (
+                    name,
+                    f"{row['top1_percent']:.2f}",
+                    f"{row['top5_percent']:.2f}",
+                    f"{row['agreement_percent']:.2f}",
+                    f"{row['max_abs_diff']:.2e}",
+                    f"{row['images_per_s']:.0f}",
+                )
+                for name, row in rows.items()
+            ],
+        )
+    for line in failures[1:]:
+        note(f"fastswin: check failed: {line}")
+    if failures:
+        raise CheckFailedError(failures[0])

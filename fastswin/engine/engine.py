@@ -1,0 +1,239 @@
+"""The engine: snapshot of a model's weights, a plan per shape, graphs, one lock.
+
+    engine = Engine("swin_tiny_patch4_window7_224", precision="fp16")
+    logits = engine(images)                       # [B, 3, h, w] -> [B, classes]
+
+The output is a function of weights and images alone. Calls from several threads take turns; on
+several streams they are ordered by events.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import OrderedDict
+from typing import Literal
+
+import torch
+
+from fastswin.engine.check import BlockRange, check_finite
+from fastswin.engine.forward import BoundPlan, Forward, bind
+from fastswin.engine.graphs import GraphLadder
+from fastswin.engine.plan import make_plan
+from fastswin.engine.precision import find_precision, matmul_mode
+from fastswin.engine.prepare import prepare
+from fastswin.engine.report import EngineReport
+from fastswin.engine.source import make_loader
+from fastswin.models.config import SwinConfig
+from fastswin.models.swin import check_images
+
+#: Default ladder of captured batch sizes.
+GRAPH_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
+
+#: Bound plans kept, one per batch and image size.
+MAX_PLANS = 64
+
+
+class Engine:
+    """A Swin Transformer V1 or V2 for inference.
+
+    Args:
+        source: a model name (see ``fastswin.models.list_models``), a checkpoint path of any
+            supported layout, or a live timm, torchvision, transformers, Microsoft or fastswin
+            model. Weights are copied; the source is not modified.
+        precision: "fp32", "tf32", "fp16" or "bf16".
+        device: where to run; None means the current GPU if there is one, else the CPU.
+        pretrained: for a name, whether to load published weights (needs timm and its hub).
+        config: for a checkpoint, its configuration where it cannot be told from the file.
+        cuda_graphs: replay captured CUDA graphs; off runs every launch from the host.
+        graph_batch_sizes: ladder of captured batch sizes.
+        max_graphs: captured graphs kept; the least recently used is dropped.
+
+    Raises:
+        ValueError, TypeError: an argument is off; the message names it and the legal values.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike | torch.nn.Module,
+        precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp16",
+        *,
+        device: str | torch.device | None = None,
+        pretrained: bool = True,
+        config: SwinConfig | None = None,
+        cuda_graphs: bool = True,
+        graph_batch_sizes: tuple[int, ...] = GRAPH_BATCH_SIZES,
+        max_graphs: int = 16,
+    ) -> None:
+        if not graph_batch_sizes or min(graph_batch_sizes) < 1:
+            raise ValueError(f"graph_batch_sizes must be positive, got {graph_batch_sizes}")
+        if max_graphs < 1:
+            raise ValueError(f"max_graphs must be at least 1, got {max_graphs}")
+        self.device = _resolve_device(device)
+        self._precision = find_precision(precision, self.device)
+        self._load, self._description = make_loader(source, pretrained=pretrained, config=config)
+        self._lock = threading.RLock()
+        self._plans: OrderedDict[tuple[int, tuple[int, int]], BoundPlan] = OrderedDict()
+        self._graphs: GraphLadder | None = None
+        if cuda_graphs and self.device.type == "cuda":
+            self._graphs = GraphLadder(
+                self._run,
+                device=self.device,
+                dtype=self._precision.dtype,
+                batch_sizes=tuple(graph_batch_sizes),
+                max_graphs=max_graphs,
+            )
+        self.refresh()
+
+    @property
+    def precision(self) -> str:
+        """Name of the precision."""
+        return self._precision.name
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Dtype of the outputs."""
+        return self._precision.dtype
+
+    def refresh(self) -> None:
+        """Take the source's present weights; captured graphs and plans are dropped."""
+        with self._lock:
+            model = self._load()
+            weights = prepare(model, self.device, self._precision.dtype)
+            self.config: SwinConfig = model.config
+            self._forward = Forward(model.config, weights, self._precision)
+            self._plans.clear()
+            if self._graphs is not None:
+                self._graphs.clear()
+
+    def __call__(self, images: torch.Tensor) -> torch.Tensor:
+        """Logits of a batch.
+
+        Args:
+            images: ``[B, channels, h, w]``, float, normalised as the weights expect, on the
+                engine's device; any B (also 0), any size of at least a patch, any strides.
+
+        Returns:
+            ``[B, num_classes]`` in the engine's dtype (pooled features without a head); a new
+            tensor that stays valid.
+
+        Raises:
+            ValueError, TypeError: ``images`` does not fit; the message says what would.
+        """
+        return self._dispatch("logits", images)[0]
+
+    def features(
+        self, images: torch.Tensor, layout: Literal["NCHW", "NHWC"] = "NCHW"
+    ) -> list[torch.Tensor]:
+        """Feature pyramid: the output of every stage, before merging and without a final norm.
+
+        Args:
+            images: as in a call.
+            layout: "NCHW" ``[B, C_i, H_i, W_i]`` (a channels-last view) or "NHWC".
+
+        Raises:
+            ValueError, TypeError: as in a call, or an unknown layout.
+        """
+        if layout not in ("NCHW", "NHWC"):
+            raise ValueError(f"layout must be 'NCHW' or 'NHWC', got {layout!r}")
+        maps = self._dispatch("features", images)
+        return [m.permute(0, 3, 1, 2) if layout == "NCHW" else m for m in maps]
+
+    def report(self, batch: int = 1, image_size: tuple[int, int] | None = None) -> EngineReport:
+        """Which implementation each layer takes at a batch and image size, and why."""
+        with self._lock:
+            bound = self._bound(batch, image_size or self.config.image_size)
+            return EngineReport(
+                source=self._description,
+                device=_device_name(self.device),
+                precision=self.precision,
+                weights_mib=self._forward.weights.num_bytes / 2**20,
+                plan=bound.plan,
+                graphs=tuple(self._graphs.keys()) if self._graphs is not None else (),
+            )
+
+    def check_finite(self, images: torch.Tensor) -> list[BlockRange]:
+        """Largest magnitude after every block, to find where a half-precision model overflows.
+
+        Raises:
+            FloatingPointError: a value is not finite; the message names stage and block, and the
+                precision to use instead.
+        """
+        self._check(images)
+        with self._lock, torch.no_grad(), matmul_mode(self._precision, self.device):
+            bound = self._bound(images.shape[0], (images.shape[2], images.shape[3]))
+            return check_finite(self._forward, images, bound)
+
+    def _dispatch(self, kind: str, images: torch.Tensor) -> list[torch.Tensor]:
+        self._check(images)
+        size = (images.shape[2], images.shape[3])
+        with self._lock, torch.no_grad(), matmul_mode(self._precision, self.device):
+            bound = self._bound(images.shape[0], size)
+            if images.shape[0] == 0:
+                outputs = self._empty(kind, bound)
+            elif self._use_graphs():
+                assert self._graphs is not None
+                outputs = self._graphs(kind, images)
+            else:
+                outputs = self._run(kind, images)
+        return outputs
+
+    def _use_graphs(self) -> bool:
+        return self._graphs is not None and not torch.cuda.is_current_stream_capturing()
+
+    def _run(self, kind: str, images: torch.Tensor) -> list[torch.Tensor]:
+        bound = self._bound(images.shape[0], (images.shape[2], images.shape[3]))
+        if kind == "features":
+            return self._forward.features(images, bound)
+        return [self._forward.logits(images, bound)]
+
+    def _bound(self, batch: int, size: tuple[int, int]) -> BoundPlan:
+        key = (batch, size)
+        if key not in self._plans:
+            plan = make_plan(self.config, batch, size, self.device, self._precision)
+            self._plans[key] = bind(plan, self._forward.weights)
+            while len(self._plans) > MAX_PLANS:
+                self._plans.popitem(last=False)
+        self._plans.move_to_end(key)
+        return self._plans[key]
+
+    def _empty(self, kind: str, bound: BoundPlan) -> list[torch.Tensor]:
+        make = {"device": self.device, "dtype": self.dtype}
+        if kind == "features":
+            return [
+                torch.empty(0, *stage.map_size, stage.channels, **make)
+                for stage in bound.plan.stages
+            ]
+        return [torch.empty(0, self.config.num_classes or self.config.num_features, **make)]
+
+    def _check(self, images: torch.Tensor) -> None:
+        if not isinstance(images, torch.Tensor):
+            raise TypeError(f"images must be a torch.Tensor, got {type(images).__name__}")
+        check_images(images, self.config)
+        if images.device != self.device:
+            raise ValueError(
+                f"images are on {images.device} but the engine is on {self.device}; "
+                f"use images.to({str(self.device)!r})"
+            )
+
+
+def _resolve_device(device: str | torch.device | None) -> torch.device:
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    resolved = torch.device(device)
+    if resolved.type == "cuda":
+        if not torch.cuda.is_available():
+            raise ValueError("device 'cuda' was asked for but torch sees no GPU; use device='cpu'")
+        index = torch.cuda.current_device() if resolved.index is None else resolved.index
+        if index >= torch.cuda.device_count():
+            raise ValueError(
+                f"device cuda:{index} does not exist; there are {torch.cuda.device_count()} GPUs"
+            )
+        return torch.device("cuda", index)
+    if resolved.type != "cpu":
+        raise ValueError(f"device must be 'cuda', 'cuda:<index>' or 'cpu', got {device!r}")
+    return resolved
+
+
+def _device_name(device: torch.device) -> str:
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -1,0 +1,248 @@
+"""The forward pass over operators: models/swin.py's story, in the same order, on packed weights.
+
+    images [B, 3, h, w] -> embed -> stages -> norm + pool [B, C] -> head [B, classes]
+
+The residual stream ``x [B, H, W, C]`` stays in image order and is updated in place. Where the
+library's GEMM accumulates onto it, that product has no room for a bias, so the stream is stored
+without the biases pending so far and every reader adds their sum, a constant ``[C]`` vector
+(``BlockOffsets``); exact, and free of traffic.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+import torch.nn.functional as F
+
+from fastswin import ops
+from fastswin.engine.plan import ModelPlan, StagePlan
+from fastswin.engine.precision import Precision
+from fastswin.engine.prepare import Affine, Norm, PreparedBlock, PreparedModel
+from fastswin.models.config import SwinConfig
+from fastswin.ops.window_attention.reference import window_attention_ref
+from fastswin.ops.window_attention.register import window_attention_fwd
+
+Offset = torch.Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class BlockOffsets:
+    """Pending biases ``[C]`` that the two readers of one block add; None where there are none."""
+
+    norm1: Offset
+    norm2: Offset
+
+
+@dataclasses.dataclass(frozen=True)
+class BoundPlan:
+    """A plan and the tensors that depend on it, ready to run."""
+
+    plan: ModelPlan
+    offsets: tuple[tuple[BlockOffsets, ...], ...]
+    stage_end: tuple[Offset, ...]
+
+
+def bind(plan: ModelPlan, weights: PreparedModel) -> BoundPlan:
+    """Sum the pending biases of every block under a plan."""
+    offsets, ends = [], []
+    for stage, blocks in zip(plan.stages, weights.stages, strict=True):
+        pending: Offset = None
+        rows = []
+        for block in blocks:
+            norm1 = pending
+            if _defers_bias(stage.proj, block):
+                pending = _add(pending, block.proj.bias)
+            rows.append(BlockOffsets(norm1, pending))
+            if stage.mlp == "fused":  # adds the offset to the residual it writes back
+                pending = None
+            elif _defers_bias(stage.mlp, block):
+                pending = _add(pending, block.fc2.bias)
+        offsets.append(tuple(rows))
+        ends.append(pending)
+    return BoundPlan(plan, tuple(offsets), tuple(ends))
+
+
+def _defers_bias(implementation: str, block: PreparedBlock) -> bool:
+    """V1's in-place library products leave their bias pending; V2 normalises the branch first."""
+    return implementation == "library" and block.norm1 is None
+
+
+def _add(pending: Offset, bias: Offset) -> Offset:
+    if bias is None:
+        return pending
+    return bias if pending is None else pending + bias
+
+
+class Forward:
+    """Runs a bound plan; holds weights and no other state."""
+
+    def __init__(self, config: SwinConfig, weights: PreparedModel, precision: Precision) -> None:
+        self.config, self.weights, self.precision = config, weights, precision
+        self.eps = config.layer_norm_eps
+
+    def logits(self, images: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
+        """Logits ``[B, classes]``, or pooled features ``[B, C]`` without a head."""
+        x = self.stages(images, bound)[-1]
+        norm, head = self.weights.norm, self.weights.head
+        pooled = ops.norm_pool(
+            x, norm.weight, norm.bias, eps=self.eps, offset=bound.stage_end[-1],
+            impl=_impl(bound.plan.pool),
+        )  # fmt: skip
+        if head is None:
+            return pooled
+        return F.linear(pooled, head.weight, head.library_bias)
+
+    def features(self, images: torch.Tensor, bound: BoundPlan) -> list[torch.Tensor]:
+        """Output of every stage, ``[B, H_i, W_i, C * 2**i]``, biases included."""
+        outputs = self.stages(images, bound)
+        return [
+            x if end is None else (x.float() + end).to(x.dtype)
+            for x, end in zip(outputs, bound.stage_end, strict=True)
+        ]
+
+    def stages(self, images: torch.Tensor, bound: BoundPlan) -> list[torch.Tensor]:
+        """Residual stream at the end of every stage, without its pending biases."""
+        x = self.embed(images, bound.plan)
+        outputs = []
+        for index, stage in enumerate(bound.plan.stages):
+            for block, offsets in zip(
+                self.weights.stages[index], bound.offsets[index], strict=True
+            ):
+                self.attention_half(x, block, stage, offsets)
+                self.mlp_half(x, block, stage, offsets)
+            outputs.append(x)
+            if stage.merge is not None:
+                x = self.merge(x, index, stage, bound.stage_end[index])
+        return outputs
+
+    def embed(self, images: torch.Tensor, plan: ModelPlan) -> torch.Tensor:
+        """Images to the residual stream ``[B, H, W, C]``."""
+        w, patch = self.weights, self.config.patch_size
+        if self.config.window_convention == "torchvision":  # drops the remainder, never pads
+            h, wd = (side // patch * patch for side in images.shape[2:])
+            images = images[:, :, :h, :wd]
+        norm = w.patch_norm
+        x = ops.patch_embed(
+            images, w.patch_weight, w.patch_bias,
+            None if norm is None else norm.weight, None if norm is None else norm.bias,
+            eps=self.eps, dtype=self.precision.dtype, impl=_impl(plan.embed),
+        )  # fmt: skip
+        if w.position_embedding is not None:
+            x = x + self._position_embedding((x.shape[1], x.shape[2]))
+        return x
+
+    def _position_embedding(self, map_size: tuple[int, int]) -> torch.Tensor:
+        built = self.config.map_size(0)
+        assert self.weights.position_embedding is not None
+        position = self.weights.position_embedding.view(1, *built, -1)
+        if map_size != built:
+            position = F.interpolate(
+                position.permute(0, 3, 1, 2).float(), size=map_size, mode="bicubic"
+            ).permute(0, 2, 3, 1)
+        return position.to(self.precision.dtype)
+
+    def attention_half(
+        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offsets: BlockOffsets
+    ) -> None:
+        """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place."""
+        impl = _impl(stage.qkv)
+        if block.norm1 is not None:
+            qkv = F.linear(x, block.qkv.weight, block.qkv.library_bias)
+        elif stage.qkv == "fused":
+            qkv = ops.linear(
+                x, block.qkv.weight, block.qkv.bias, layer_norm_eps=self.eps,
+                offset=offsets.norm1, impl="triton",
+            )  # fmt: skip
+        else:
+            h = ops.layer_norm(x, eps=self.eps, offset=offsets.norm1, impl=impl)
+            qkv = F.linear(h, block.qkv.weight, block.qkv.library_bias)
+        attended = self.attention(qkv, block, stage)
+        if block.norm1 is not None:
+            branch = F.linear(attended, block.proj.weight, block.proj.library_bias)
+            self._add_normed(x, branch, block.norm1, impl)
+        elif stage.proj == "triton":
+            ops.linear(
+                attended, block.proj.weight, block.proj.bias, residual=x, out=x, impl="triton"
+            )
+        else:
+            self._accumulate(x, attended, block.proj, deferred=stage.proj == "library")
+
+    def attention(self, qkv: torch.Tensor, block: PreparedBlock, stage: StagePlan) -> torch.Tensor:
+        """Window attention ``[B, H, W, 3C] -> [B, H, W, C]``."""
+        shift = stage.shift_size if block.shifted else (0, 0)
+        if stage.attention == "triton":
+            table = block.bias_table(shift, self.precision.dtype)
+            return window_attention_fwd(
+                qkv, table, block.head_scale, block.pad_qkv, block.scale, stage.num_heads,
+                stage.window_size, shift, self.precision.tf32,
+            )  # fmt: skip
+        return window_attention_ref(
+            qkv, block.bias, stage.num_heads, stage.window_size, shift, block.scale,
+            block.logit_scale, block.pad_qkv,
+        )  # fmt: skip
+
+    def mlp_half(
+        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offsets: BlockOffsets
+    ) -> None:
+        """``x += mlp(norm2(x))`` (V1) or ``x += norm2(mlp(x))`` (V2), in place."""
+        fc1, fc2, norm = block.fc1, block.fc2, block.norm2
+        if stage.mlp == "fused":
+            ops.mlp(
+                x, fc1.weight, fc1.bias, fc2.weight, fc2.bias,
+                norm_weight=None if norm is None else norm.weight,
+                norm_bias=None if norm is None else norm.bias,
+                offset=offsets.norm2, eps=self.eps, out=x, impl="triton",
+            )  # fmt: skip
+            return
+        if stage.mlp == "split":
+            h = ops.linear(
+                x, fc1.weight, fc1.bias, activation="gelu", layer_norm_eps=self.eps,
+                offset=offsets.norm2, impl="triton",
+            )  # fmt: skip
+            ops.linear(h, fc2.weight, fc2.bias, residual=x, out=x, impl="triton")
+            return
+        impl = _impl(stage.mlp)
+        h = x
+        if norm is None:
+            h = ops.layer_norm(x, eps=self.eps, offset=offsets.norm2, impl=impl)
+        if self.precision.half and impl == "triton":
+            h = ops.linear(h, fc1.weight, fc1.bias, activation="gelu", impl="triton")
+        else:
+            h = F.gelu(F.linear(h, fc1.weight, fc1.library_bias))
+        if norm is not None:
+            branch = F.linear(h, fc2.weight, fc2.library_bias)
+            self._add_normed(x, branch, norm, impl)
+        else:
+            self._accumulate(x, h, fc2, deferred=stage.mlp == "library")
+
+    def merge(self, x: torch.Tensor, index: int, stage: StagePlan, offset: Offset) -> torch.Tensor:
+        """Patch merging ``[B, H, W, C] -> [B, ceil(H/2), ceil(W/2), 2C]``."""
+        merging = self.weights.mergings[index]
+        impl = _impl(stage.merge or "reference")
+        eps = self.eps if merging.norm is None else None
+        rows = ops.gather_neighbours(x, layer_norm_eps=eps, offset=offset, impl=impl)
+        y = F.linear(rows, merging.reduction.weight, merging.reduction.library_bias)
+        if merging.norm is not None:
+            norm = merging.norm
+            ops.layer_norm(y, norm.weight, norm.bias, eps=self.eps, out=y, impl=impl)
+        return y
+
+    def _accumulate(
+        self, x: torch.Tensor, h: torch.Tensor, affine: Affine, *, deferred: bool
+    ) -> None:
+        """``x += h @ weight.T (+ bias)`` by the library, in one pass where the bias is deferred."""
+        if deferred:
+            rows = x.view(-1, x.shape[-1])
+            torch.addmm(rows, h.view(-1, h.shape[-1]), affine.weight.t(), out=rows)
+        else:
+            x += F.linear(h, affine.weight, affine.library_bias)
+
+    def _add_normed(self, x: torch.Tensor, branch: torch.Tensor, norm: Norm, impl: str) -> None:
+        """``x += layer_norm(branch)`` in place."""
+        ops.layer_norm(branch, norm.weight, norm.bias, eps=self.eps, residual=x, out=x, impl=impl)
+
+
+def _impl(implementation: str) -> str:
+    """The operators' ``impl=`` for a plan's word."""
+    return "reference" if implementation == "reference" else "triton"

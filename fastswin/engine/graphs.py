@@ -1,0 +1,107 @@
+"""CUDA graphs over a ladder of batch sizes.
+
+A forward pass of Swin-T is 60-90 launches of a few microseconds each; the host cannot issue them
+that fast, a graph replay can. A graph is fixed in shape, so one is captured per rung of a ladder of
+batch sizes and image size; a batch takes the next rung up (its unused rows hold old images, whose
+results are dropped) and batches above the ladder are cut into pieces of the top rung.
+
+All graphs share one memory pool, so they must not run at the same time: replays are chained by an
+event across streams. At most ``max_graphs`` are kept, the least recently used goes first. Results
+are copied out, so they stay valid whatever runs next.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+
+import torch
+
+Outputs = list[torch.Tensor]
+
+
+@dataclasses.dataclass
+class _Captured:
+    """One graph with its static input and outputs."""
+
+    graph: torch.cuda.CUDAGraph
+    images: torch.Tensor
+    outputs: Outputs
+
+
+class GraphLadder:
+    """Replays ``run(kind, images) -> outputs`` through captured graphs; not thread-safe."""
+
+    def __init__(
+        self,
+        run: Callable[[str, torch.Tensor], Outputs],
+        *,
+        device: torch.device,
+        dtype: torch.dtype,
+        batch_sizes: tuple[int, ...],
+        max_graphs: int,
+    ) -> None:
+        self.run, self.device, self.dtype = run, device, dtype
+        self.batch_sizes = tuple(sorted(set(batch_sizes)))
+        self.max_graphs = max_graphs
+        self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
+        self._pool: tuple[int, int] | None = None
+        self._idle = torch.cuda.Event()
+
+    def __call__(self, kind: str, images: torch.Tensor) -> Outputs:
+        """Outputs of ``run`` for any batch of at least one image."""
+        top = self.batch_sizes[-1]
+        pieces = [self._replay(kind, piece) for piece in images.split(top)]
+        if len(pieces) == 1:
+            return pieces[0]
+        return [torch.cat(parts) for parts in zip(*pieces, strict=True)]
+
+    def keys(self) -> list[Hashable]:
+        """Captured (kind, batch, image shape), least recently used first."""
+        return list(self._graphs)
+
+    def clear(self) -> None:
+        """Drop every graph, for example because the weights they point to were replaced."""
+        if self._graphs:
+            torch.cuda.synchronize(self.device)
+        self._graphs.clear()
+        self._pool = None
+
+    def _replay(self, kind: str, images: torch.Tensor) -> Outputs:
+        batch = images.shape[0]
+        rung = next(size for size in self.batch_sizes if size >= batch)
+        key = (kind, rung, tuple(images.shape[1:]))
+        stream = torch.cuda.current_stream(self.device)
+        stream.wait_event(self._idle)
+        captured = self._graphs.get(key)
+        if captured is None:
+            captured = self._capture(kind, rung, images)
+            self._graphs[key] = captured
+            while len(self._graphs) > self.max_graphs:
+                torch.cuda.synchronize(self.device)  # the oldest graph may still be running
+                self._graphs.popitem(last=False)
+        self._graphs.move_to_end(key)
+        captured.images[:batch].copy_(images)
+        captured.graph.replay()
+        outputs = [out[:batch].clone() for out in captured.outputs]
+        self._idle.record(stream)
+        return outputs
+
+    def _capture(self, kind: str, rung: int, images: torch.Tensor) -> _Captured:
+        static = torch.zeros(rung, *images.shape[1:], device=self.device, dtype=self.dtype)
+        static[: images.shape[0]].copy_(images)
+        side = torch.cuda.Stream(self.device)
+        side.wait_stream(torch.cuda.current_stream(self.device))
+        with torch.cuda.stream(side):
+            self.run(kind, static)  # compiles kernels and sets up library handles
+        side.synchronize()
+        if self._pool is None:
+            self._pool = torch.cuda.graph_pool_handle()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(
+            graph, pool=self._pool, stream=side, capture_error_mode="thread_local"
+        ):
+            outputs = self.run(kind, static)
+        torch.cuda.current_stream(self.device).wait_stream(side)
+        return _Captured(graph, static, outputs)

@@ -1,0 +1,181 @@
+"""Which implementation each layer takes, decided per batch and image size, as readable data.
+
+The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest first where it applies:
+
+    qkv    "fused"    LayerNorm inside the GEMM (x-stationary): small C, or small M
+           "library"  our LayerNorm, then the library's GEMM
+    attn   "triton"   shift, partition, bias, mask, softmax in one kernel
+    proj   "triton"   our GEMM with bias and residual in the epilogue
+           "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
+                      carried as an offset that the next reader adds (forward.py)
+    mlp    "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 256, large M
+           "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M
+           "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
+    merge  "triton"   2x2 gather (+ LayerNorm) kernel, then the library's GEMM
+
+Without Triton every layer takes "reference": plain PyTorch. The thresholds are measurements on an
+H100 (docs/performance.md).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from fastswin._triton.available import why_not_triton
+from fastswin._triton.tiles import split_columns
+from fastswin.engine.precision import Precision
+from fastswin.models.config import SwinConfig
+from fastswin.models.geometry import runtime_shift
+from fastswin.ops.linear.config import layer_norm_linear_blocker
+from fastswin.ops.mlp.api import HIDDEN_STEP
+from fastswin.ops.mlp.config import mlp_blocker
+
+Pair = tuple[int, int]
+
+#: Below this many tokens a stage is launch bound and column-split GEMMs win.
+SMALL_TOKENS = 4096
+
+#: Widest row for which the x-stationary GEMM beats LayerNorm + library at large M.
+FUSED_QKV_CHANNELS = 128
+
+#: Widest stage in which our GEMM with residual beats the library's in-place product.
+TRITON_PROJ_CHANNELS = 128
+
+
+@dataclasses.dataclass(frozen=True)
+class StagePlan:
+    """One stage: geometry, chosen implementations, and why a faster one does not apply."""
+
+    stage: int
+    map_size: Pair
+    window_size: Pair
+    shift_size: Pair
+    channels: int
+    num_heads: int
+    depth: int
+    qkv: str
+    attention: str
+    proj: str
+    mlp: str
+    merge: str | None
+    reasons: dict[str, str]
+
+    def offsets_residual(self) -> bool:
+        """Whether the residual stream of this stage is stored without its pending biases."""
+        return "library" in (self.proj, self.mlp)
+
+
+@dataclasses.dataclass(frozen=True)
+class ModelPlan:
+    """A whole forward pass for one batch and image size."""
+
+    batch: int
+    image_size: Pair
+    embed: str
+    stages: tuple[StagePlan, ...]
+    pool: str
+
+
+def make_plan(
+    config: SwinConfig, batch: int, image_size: Pair, device: torch.device, precision: Precision
+) -> ModelPlan:
+    """Choose implementations.
+
+    Raises:
+        ValueError: a stage's map is smaller than its window (the message names the stage).
+    """
+    blocked = why_not_triton(device, precision.dtype)
+    stages = tuple(
+        _plan_stage(config, stage, batch, image_size, precision, blocked)
+        for stage in range(config.num_stages)
+    )
+    kernel = "reference" if blocked else "triton"
+    embed = kernel
+    if split_columns(config.embed_dim) is None:
+        embed = "reference"
+    return ModelPlan(batch, image_size, embed, stages, kernel)
+
+
+def _plan_stage(
+    config: SwinConfig,
+    stage: int,
+    batch: int,
+    image_size: Pair,
+    precision: Precision,
+    blocked: str | None,
+) -> StagePlan:
+    map_size = config.map_size(stage, image_size)
+    window = config.stage_window(stage)
+    shift = runtime_shift(map_size, window, config.window_convention, stage=stage)
+    C = config.dim(stage)
+    last = stage == config.num_stages - 1
+    if blocked:
+        choice = {"qkv": "reference", "attention": "reference", "proj": "reference"}
+        choice |= {"mlp": "reference", "merge": "reference"}
+        reasons = {"all": blocked}
+    else:
+        M = max(batch, 1) * map_size[0] * map_size[1]
+        choice, reasons = _choose(config, stage, C, M, precision)
+    return StagePlan(
+        stage=stage,
+        map_size=map_size,
+        window_size=window,
+        shift_size=shift,
+        channels=C,
+        num_heads=config.num_heads[stage],
+        depth=config.depths[stage],
+        qkv=choice["qkv"],
+        attention=choice["attention"],
+        proj=choice["proj"],
+        mlp=choice["mlp"],
+        merge=None if last else choice["merge"],
+        reasons=reasons,
+    )
+
+
+def _choose(
+    config: SwinConfig, stage: int, C: int, M: int, precision: Precision
+) -> tuple[dict[str, str], dict[str, str]]:
+    choice = {"attention": "triton", "merge": "triton"}
+    reasons: dict[str, str] = {}
+    if config.head_dim(stage) > 128:
+        choice["attention"] = "reference"
+        reasons["attention"] = f"head_dim {config.head_dim(stage)} exceeds the kernel's 128"
+    if not precision.half:
+        why = f"{precision.name} products are fastest in the library"
+        return choice | dict.fromkeys(("qkv", "proj", "mlp"), "library"), reasons | {"gemm": why}
+    small = M <= SMALL_TOKENS
+    hidden = config.hidden_dim(stage)
+    post_norm = config.version == 2
+    no_fused_norm = layer_norm_linear_blocker(C)
+    no_fused_mlp = mlp_blocker(C, hidden, HIDDEN_STEP)
+
+    if post_norm:
+        choice["qkv"], reasons["qkv"] = "library", "V2 has no LayerNorm in front of qkv"
+    elif no_fused_norm:
+        choice["qkv"], reasons["qkv"] = "library", no_fused_norm
+    elif small or C <= FUSED_QKV_CHANNELS:
+        choice["qkv"] = "fused"
+    else:
+        choice["qkv"] = "library"
+        reasons["qkv"] = f"{M} rows of {C} channels: LayerNorm + library GEMM is faster"
+
+    if post_norm:
+        choice["proj"], reasons["proj"] = "library", "V2 normalises before the residual"
+    elif small or C <= TRITON_PROJ_CHANNELS:
+        choice["proj"] = "triton"
+    else:
+        choice["proj"] = "library"
+        reasons["proj"] = f"{C} channels: the library accumulating in place is faster"
+
+    if no_fused_mlp is None and not small:
+        choice["mlp"] = "fused"
+    elif small and not post_norm and no_fused_norm is None:
+        choice["mlp"] = "split"
+        reasons["mlp"] = f"{M} rows: one program per row block would leave the card idle"
+    else:
+        choice["mlp"] = "library"
+        reasons["mlp"] = no_fused_mlp or "V2 at few rows: the library fills the card better"
+    return choice, reasons

@@ -1,0 +1,203 @@
+"""Load-time work: a model's weights in the form the forward pass reads.
+
+Once per load: LayerNorm's affine is folded into the linear layer behind it (V1), the relative
+position bias becomes dense, V2's bias MLP and temperature are evaluated, everything is cast and
+made contiguous on the device. Biases and norms stay fp32; matrices take the engine's dtype.
+
+    linear(norm(x) * g + b) = (norm(x)) @ (W * g).T + (W @ b + bias)
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from fastswin.models.swin import PatchMerging, SwinTransformer, SwinTransformerBlock
+from fastswin.ops.window_attention.geometry import expand_bias_table
+from fastswin.ops.window_attention.packing import pack_bias, pack_head_scale
+
+Pair = tuple[int, int]
+
+#: Largest |bias * log2(e)| stored in fp16; beyond it the bias table stays fp32.
+FP16_BIAS_LIMIT = 1.0e4
+
+
+@dataclasses.dataclass(frozen=True)
+class Affine:
+    """A linear layer ``weight [N, K]`` in the engine's dtype, ``bias [N]`` fp32 or None.
+
+    ``library_bias`` is the bias in the weight's dtype, as the library's GEMM wants it.
+    """
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+    library_bias: torch.Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Norm:
+    """LayerNorm's affine, fp32 ``[C]`` each."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor
+
+
+@dataclasses.dataclass
+class PreparedBlock:
+    """One block. ``norm1`` and ``norm2`` are None where folded away (V1).
+
+    ``pad_qkv [3C]`` is the qkv of a padded token: the projection of zeros, so the *unfolded* bias.
+    ``bias [nH, N, N]`` is dense fp32; packed tables are cached per shift.
+    """
+
+    qkv: Affine
+    pad_qkv: torch.Tensor | None
+    bias: torch.Tensor
+    logit_scale: torch.Tensor | None
+    head_scale: torch.Tensor | None
+    scale: float
+    proj: Affine
+    fc1: Affine
+    fc2: Affine
+    norm1: Norm | None
+    norm2: Norm | None
+    shifted: bool
+    window_size: Pair
+    tables: dict[Pair, torch.Tensor] = dataclasses.field(default_factory=dict)
+
+    def bias_table(self, shift_size: Pair, dtype: torch.dtype) -> torch.Tensor:
+        """Bias + shift mask in the kernel's form for one shift (packing.py)."""
+        if shift_size not in self.tables:
+            packed = pack_bias(
+                self.bias, self.bias.shape[0], self.window_size, shift_size, self.bias.device
+            )
+            finite = packed[torch.isfinite(packed)]
+            fits = finite.numel() == 0 or finite.abs().max().item() < FP16_BIAS_LIMIT
+            half = dtype in (torch.float16, torch.bfloat16) and fits and self.head_scale is None
+            self.tables[shift_size] = packed.half() if half else packed
+        return self.tables[shift_size]
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedMerging:
+    """Patch merging; ``norm`` is None where folded into the reduction (V1)."""
+
+    reduction: Affine
+    norm: Norm | None
+
+
+@dataclasses.dataclass(frozen=True)
+class PreparedModel:
+    """All weights of one model on one device in one dtype."""
+
+    patch_weight: torch.Tensor
+    patch_bias: torch.Tensor
+    patch_norm: Norm | None
+    position_embedding: torch.Tensor | None
+    stages: tuple[tuple[PreparedBlock, ...], ...]
+    mergings: tuple[PreparedMerging, ...]
+    norm: Norm
+    head: Affine | None
+    num_bytes: int
+
+
+@torch.no_grad()
+def prepare(model: SwinTransformer, device: torch.device, dtype: torch.dtype) -> PreparedModel:
+    """Snapshot of a readable model's weights in the engine's form; the model is not modified."""
+    builder = _Builder(device, dtype)
+    config = model.config
+    conv = model.patch_embed.proj
+    stages, mergings = [], []
+    for layer in model.layers:
+        stages.append(tuple(builder.block(block, config.version) for block in layer.blocks))
+        if layer.downsample is not None:
+            mergings.append(builder.merging(layer.downsample))
+    head = None
+    if config.num_classes:
+        head = builder.affine(model.head.weight, model.head.bias)
+    position = None
+    if config.absolute_position_embedding:
+        position = builder.tensor(model.absolute_pos_embed, dtype)
+    return PreparedModel(
+        patch_weight=builder.tensor(conv.weight, dtype),
+        patch_bias=builder.tensor(conv.bias, torch.float32),
+        patch_norm=builder.norm(model.patch_embed.norm) if config.patch_norm else None,
+        position_embedding=position,
+        stages=tuple(stages),
+        mergings=tuple(mergings),
+        norm=builder.norm(model.norm),
+        head=head,
+        num_bytes=builder.num_bytes,
+    )
+
+
+class _Builder:
+    """Casts, folds and counts."""
+
+    def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
+        self.device, self.dtype, self.num_bytes = device, dtype, 0
+
+    def tensor(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """A contiguous copy that shares no memory with the source."""
+        copy = torch.empty(source.shape, device=self.device, dtype=dtype)
+        self.num_bytes += copy.numel() * copy.element_size()
+        return copy.copy_(source)
+
+    def norm(self, module: torch.nn.LayerNorm) -> Norm:
+        return Norm(
+            self.tensor(module.weight, torch.float32), self.tensor(module.bias, torch.float32)
+        )
+
+    def affine(
+        self,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        fold: torch.nn.LayerNorm | None = None,
+    ) -> Affine:
+        """A linear layer, with a preceding LayerNorm's affine folded in (in fp64)."""
+        if fold is not None:
+            wide = weight.double()
+            shift = wide @ fold.bias.double()
+            bias = shift if bias is None else bias.double() + shift
+            weight = wide * fold.weight.double()
+        return Affine(
+            self.tensor(weight, self.dtype),
+            None if bias is None else self.tensor(bias, torch.float32),
+            None if bias is None else self.tensor(bias, self.dtype),
+        )
+
+    def block(self, block: SwinTransformerBlock, version: int) -> PreparedBlock:
+        attn, mlp = block.attn, block.mlp
+        norm_first = version == 1
+        qkv_bias = attn.qkv_bias
+        qkv = self.affine(attn.qkv.weight, qkv_bias, fold=block.norm1 if norm_first else None)
+        position = attn.position_bias()
+        dense = expand_bias_table(position["bias_table"].float(), attn.window_size)
+        logit_scale = position.get("logit_scale")
+        if logit_scale is not None:
+            logit_scale = self.tensor(logit_scale.flatten(), torch.float32)
+        head_dim = attn.qkv.weight.shape[1] // attn.num_heads
+        return PreparedBlock(
+            qkv=qkv,
+            pad_qkv=None if qkv_bias is None else self.tensor(qkv_bias, self.dtype),
+            bias=self.tensor(dense, torch.float32),
+            logit_scale=logit_scale,
+            head_scale=pack_head_scale(logit_scale),
+            scale=attn.scale if attn.scale is not None else head_dim**-0.5,
+            proj=self.affine(attn.proj.weight, attn.proj.bias),
+            fc1=self.affine(mlp.fc1.weight, mlp.fc1.bias, fold=block.norm2 if norm_first else None),
+            fc2=self.affine(mlp.fc2.weight, mlp.fc2.bias),
+            norm1=None if norm_first else self.norm(block.norm1),
+            norm2=None if norm_first else self.norm(block.norm2),
+            shifted=block.shifted,
+            window_size=attn.window_size,
+        )
+
+    def merging(self, merging: PatchMerging) -> PreparedMerging:
+        if merging.post_norm:
+            return PreparedMerging(
+                self.affine(merging.reduction.weight, None), self.norm(merging.norm)
+            )
+        reduction = self.affine(merging.reduction.weight, None, fold=merging.norm)
+        return PreparedMerging(reduction, None)

@@ -1,0 +1,111 @@
+"""How one softmax problem is cut into programs: tile sizes, and the heuristic that picks them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Literal
+
+Direction = Literal["forward", "backward"]
+
+#: Longest row that is held whole in registers: 64 fp32 values in each of 512 threads.
+MAX_WHOLE_ROW = 32768
+
+#: fp32 values of one tensor's rows that a thread holds at most.
+MAX_VALUES_PER_THREAD = 64
+
+#: Unrolled chunk variants of a causal row; past it the rows go through the two-pass kernel.
+MAX_PREFIX_CHUNKS = 8
+
+#: Programs per multiprocessor below which a run along the loop axis is cut shorter.
+PROGRAMS_PER_MULTIPROCESSOR = 16
+
+WARP = 32
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxConfig:
+    """Launch options.
+
+    Attributes:
+        block_rows: rows per program; 1 in the two-pass form.
+        block_keys: keys per chunk; a row takes ``ceil(N / block_keys)`` chunks.
+        num_warps: warps per program.
+        steps: loop positions per program, 0 lets the launcher fill the GPU.
+        long: two passes over the row instead of holding it whole.
+        kept: chunks that stay in registers between the two passes.
+    """
+
+    block_rows: int
+    block_keys: int
+    num_warps: int
+    steps: int = 0
+    long: bool = False
+    kept: int = 0
+
+
+def next_power_of_2(n: int) -> int:
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def default_config(
+    keys: int, vector: int, itemsize: int, direction: Direction, prefix: bool, looped: bool
+) -> SoftmaxConfig:
+    """Heuristic from measurements on an H100 (docs/masked_softmax.md).
+
+    Args:
+        keys: N.
+        vector: elements that one load can take: 16 bytes where rows are aligned, else fewer.
+        itemsize: bytes per element.
+        direction: the backward holds two tensors per row.
+        prefix: causal or seq_lens, compiled once per count of live chunks.
+        looped: bias, mask or sums of ds stay in registers beside the row.
+    """
+    tensors = (2 if direction == "backward" else 1) + (1 if looped else 0)
+    budget = MAX_VALUES_PER_THREAD if tensors == 1 else MAX_VALUES_PER_THREAD // 2
+    if keys > MAX_WHOLE_ROW or (prefix and keys > 4096):
+        return long_config(keys, itemsize, direction)
+    if keys <= budget * WARP:
+        return _rows_per_warp(keys, vector, budget, prefix)
+    # one row over several warps; wide chunks as long as the last one is well filled
+    warps = min(16, next_power_of_2(-(-keys // (budget * WARP))))
+    block = next_power_of_2(keys)
+    smallest = WARP * warps * vector
+    while block > smallest and block > 4096:
+        block //= 2
+    while block > smallest and -(-keys // block) * block > 1.07 * keys:
+        block //= 2
+    return SoftmaxConfig(1, block, warps)
+
+
+def _rows_per_warp(keys: int, vector: int, budget: int, prefix: bool) -> SoftmaxConfig:
+    """Short rows: a few lanes per row, as few as the register budget allows."""
+    if prefix or keys > 256:
+        # a whole warp per row, one warp per program: reductions never leave the warp
+        block = WARP * vector
+        chunks = -(-keys // block)
+        while prefix and chunks > MAX_PREFIX_CHUNKS // 2:
+            block *= 2
+            chunks = -(-keys // block)
+        return SoftmaxConfig(1, block, 1)
+    lanes = 2
+    while lanes < WARP and -(-keys // (lanes * vector)) * vector > budget:
+        lanes *= 2
+    if vector == 1:  # 8 lanes read 16 contiguous bytes of fp16; fewer would waste sectors
+        lanes = max(lanes, min(8, next_power_of_2(keys)))
+    block = lanes * vector
+    values = -(-keys // block) * vector
+    rows_per_thread = 1
+    while rows_per_thread < 8 and 2 * rows_per_thread * values <= budget:
+        rows_per_thread *= 2
+    return SoftmaxConfig(max(1, 2 * WARP // lanes) * rows_per_thread, block, 2)
+
+
+def long_config(keys: int, itemsize: int, direction: Direction) -> SoftmaxConfig:
+    """Two passes; the kept chunks are those that the cache would lose first."""
+    warps = 16 if keys > 8192 else 4
+    vector = 16 // itemsize
+    block = WARP * warps * vector * 2
+    if direction == "backward":
+        block //= 2
+    kept = min(4, keys // block)
+    return SoftmaxConfig(1, block, warps, long=True, kept=kept)
