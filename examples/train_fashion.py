@@ -31,8 +31,7 @@ from fashion_recipe import CONFIG, Recipe, augment, learning_rate, mixup
 from fastswin.data.atomic import replacing, write_text
 from fastswin.data.fashion_mnist import DEBIAN_FOLDER, PREPROCESS, class_names, load_split
 from fastswin.data.preprocess import metadata_for
-from fastswin.models import SwinTransformer
-from fastswin.models.checkpoint import save_checkpoint
+from fastswin.models import SwinTransformer, save_checkpoint
 
 
 def parameter_groups(model: torch.nn.Module, weight_decay: float) -> list[dict]:

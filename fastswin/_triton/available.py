@@ -5,7 +5,6 @@ Importing this module imports no Triton: ``fastswin`` works where Triton is not 
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 from typing import Literal, get_args
@@ -13,6 +12,8 @@ from typing import Literal, get_args
 import torch
 
 Impl = Literal["auto", "triton", "reference"]
+
+TRITON_INSTALLED = importlib.util.find_spec("triton") is not None
 
 #: Smallest compute capability the kernels are compiled and tested for.
 MIN_CAPABILITY = (7, 5)
@@ -23,12 +24,6 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
-@functools.cache
-def _triton_installed() -> bool:
-    return importlib.util.find_spec("triton") is not None
-
-
-@functools.cache
 def capability(device_index: int) -> tuple[int, int]:
     """Compute capability ``(major, minor)`` of one GPU."""
     return torch.cuda.get_device_capability(device_index)
@@ -36,7 +31,7 @@ def capability(device_index: int) -> tuple[int, int]:
 
 def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     """None where Triton can take tensors of this device and dtype, else the reason."""
-    if not _triton_installed():
+    if not TRITON_INSTALLED:
         return "Triton is not installed"
     if dtype not in (torch.float32, torch.float16, torch.bfloat16):
         return f"dtype {dtype} is not one of float32, float16, bfloat16"
@@ -58,6 +53,8 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
 def choose_impl(impl: str, op: str, blockers: list[str | None]) -> Literal["triton", "reference"]:
     """Resolve ``impl=``: "auto" falls back to the reference, an explicit "triton" never does.
 
+    Under ``TRITON_INTERPRET=1`` only an explicit "triton" runs kernels (on the CPU, slowly).
+
     Args:
         impl: what the caller asked for.
         op: operator name for messages.
@@ -69,7 +66,7 @@ def choose_impl(impl: str, op: str, blockers: list[str | None]) -> Literal["trit
     """
     if impl not in get_args(Impl):
         raise ValueError(f"impl must be one of {get_args(Impl)}, got {impl!r}")
-    if impl == "reference":
+    if impl == "reference" or (impl == "auto" and interpreting()):  # the interpreter is a test tool
         return "reference"
     reason = next((b for b in blockers if b), None)
     if reason is None:

@@ -16,7 +16,7 @@ from fastswin.bench.compile_cache import warm_compile_cache
 from fastswin.bench.contenders import COMPILED, VARIANTS
 from fastswin.bench.problems import PRECISIONS, SUITES, make_problems, parse_batches, parse_names
 from fastswin.bench.record import DEFAULT_ROOT
-from fastswin.bench.suites import run_model_suite
+from fastswin.bench.suites import choose_device, run_model_suite
 from fastswin.bench.tables import make_table, print_table
 from fastswin.models import list_models
 
@@ -25,16 +25,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run a suite from the command line; returns the exit code."""
     options = _parser().parse_args(arguments)
     try:
+        on_cpu = choose_device(options.device)[0].type == "cpu"
         problems = make_problems(
             options.suite,
             options.models and parse_names(options.models, list_models(), "models"),
-            options.dtypes and parse_names(options.dtypes, list(PRECISIONS), "dtypes"),
-            options.batches and parse_batches(options.batches),
+            parse_names(options.dtypes or "fp32", list(PRECISIONS), "dtypes")
+            if options.dtypes or on_cpu
+            else None,
+            parse_batches(options.batches or "1") if options.batches or on_cpu else None,
             options.checkpoint,
         )
         variants = options.variants and parse_names(options.variants, list(VARIANTS), "variants")
         cold_build_s = {}
-        if options.compile_workers:
+        if options.compile_workers and not on_cpu:
             cold_build_s = warm_compile_cache(
                 problems,
                 options.compile_workers,
@@ -72,8 +75,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fastswin.bench", description=__doc__)
     parser.add_argument("suite", choices=sorted(SUITES))
     parser.add_argument("--models", help="comma-separated names; default: the suite's")
-    parser.add_argument("--dtypes", help=f"of {','.join(PRECISIONS)}; default: fp16,bf16")
-    parser.add_argument("--batches", help="default: 1,8,32,64")
+    parser.add_argument("--dtypes", help="default: fp16,bf16 (CPU: fp32)")
+    parser.add_argument("--batches", help="default: 1,8,32,64 (CPU: 1)")
     parser.add_argument("--variants", help=f"of {','.join(VARIANTS)}; default: all that can run")
     parser.add_argument("--checkpoint", help="state dict for a single model; default: seeded")
     parser.add_argument("--device", help="cuda or cpu; default: cuda where there is one")

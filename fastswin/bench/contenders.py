@@ -82,10 +82,12 @@ def build_contender(
 
     Raises:
         ValueError: unknown ``variant``.
-        UnavailableError: its library or device is absent; the message is the reason.
+        UnavailableError: its library, device or precision is absent; the message is the reason.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
+    if problem.tf32 and not images.is_cuda:
+        raise UnavailableError("tf32 is a mode of NVIDIA GPUs; on a CPU it would be fp32 again")
     held = held_mib()
     scope: Callable[[], contextlib.AbstractContextManager[None]]
     if variant == "fastswin":

@@ -18,12 +18,14 @@ from typing import Any
 
 import torch
 
+_BACKENDS: Any = torch.backends  # the newer flags are missing from its type stubs
+
 #: Holder of each newer flag.
-_NEW = {
-    "matmul": torch.backends.cuda.matmul,
-    "conv": torch.backends.cudnn.conv,
-    "rnn": torch.backends.cudnn.rnn,  # type: ignore[attr-defined]
-    "cpu_matmul": torch.backends.mkldnn.matmul,  # type: ignore[attr-defined]
+_NEW: dict[str, Any] = {
+    "matmul": _BACKENDS.cuda.matmul,
+    "conv": _BACKENDS.cudnn.conv,
+    "rnn": _BACKENDS.cudnn.rnn,
+    "cpu_matmul": _BACKENDS.mkldnn.matmul,
 }
 
 
@@ -99,7 +101,7 @@ def _choose(tf32: bool) -> None:
         torch.backends.cuda.matmul.allow_tf32 = tf32
         torch.backends.cudnn.allow_tf32 = tf32
         for name in ("matmul", "conv", "rnn"):
-            holder: Any = _NEW[name]
+            holder = _NEW[name]
             if (holder.fp32_precision == "tf32") != tf32:  # inherited from the caller's newer flag
                 holder.fp32_precision = "tf32" if tf32 else "ieee"
 

@@ -6,6 +6,7 @@ Nothing that goes wrong with one contender or one problem stops the rest; it bec
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,7 +29,7 @@ from fastswin.bench.record import (
     save_records,
 )
 from fastswin.bench.roofline import measure_ceilings
-from fastswin.bench.source import Source, build_source
+from fastswin.bench.source import SourceCache
 
 Progress = Callable[[str], None]
 
@@ -114,7 +115,8 @@ def run_model_suite(
         raise ValueError("problems must hold at least one problem")
     target, notes = choose_device(device)
     clock_dtype = "fp16" if target.type == "cuda" else "fp32"
-    ceilings = measure_ceilings(target, [clock_dtype, *(p.dtype for p in problems)])
+    with _current(target):
+        ceilings = measure_ceilings(target, [clock_dtype, *(p.dtype for p in problems)])
     info = make_run_info(suite, target, ceilings.copy_tbs, ceilings.gemm_tflops[clock_dtype])
     path = result_path(Path(out), info)
     save_records(path, info, [])  # fails here, not after an hour, where out cannot be written
@@ -123,7 +125,7 @@ def run_model_suite(
     )
     for note in notes:
         progress(note)
-    sources: dict[tuple[str, object, object], Source] = {}
+    sources = SourceCache()
     outcomes: list[Outcome] = []
     for problem in problems:
         if deadline_s is not None and time.monotonic() - start > deadline_s:
@@ -131,16 +133,12 @@ def run_model_suite(
             outcomes += [Outcome(problem, name, "skipped", skipped) for name in names]
             progress(f"{problem}: {skipped}")
             continue
-        model_key = (problem.model, problem.config, problem.checkpoint)
-        if model_key not in sources:
-            sources.clear()  # one model at a time in memory
         try:
-            if model_key not in sources:
-                sources[model_key] = build_source(problem)
-            measured = Measurement(problem, sources[model_key], target, ceilings, info)
-            found = measured.run(
-                names, seconds_per_contender, warmup, iterations, cold_build_s or {}, progress
-            )
+            with _current(target):
+                measured = Measurement(problem, sources.get(problem), target, ceilings, info)
+                found = measured.run(
+                    names, seconds_per_contender, warmup, iterations, cold_build_s or {}, progress
+                )
         except Exception as error:
             failure = describe(error)
             found = [Outcome(problem, name, failure.status, failure.message) for name in names]
@@ -171,6 +169,11 @@ def choose_device(device: str | torch.device | None) -> tuple[torch.device, list
     if target.type == "cuda" and not torch.cuda.is_available():
         raise RuntimeError(f"device {str(device)!r} was asked for, but PyTorch finds no GPU")
     return target, []
+
+
+def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+    """Make a GPU the current one: events, streams and memory statistics belong to that."""
+    return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 
 
 def _check_variants(variants: Sequence[str] | None) -> list[str]:

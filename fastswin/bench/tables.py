@@ -90,19 +90,25 @@ def to_text(table: Table) -> str:
 
 
 def print_table(table: Table) -> None:
-    """Print with rich where it is installed, as plain text otherwise."""
+    """Print with rich where it is installed and the terminal wide enough, else as plain text."""
+    text = to_text(table)
+    width = max(len(line) for line in text.splitlines()[:-1])
     try:
         from rich.console import Console
         from rich.table import Table as RichTable
     except ImportError:
-        print(to_text(table))
+        print(text)
+        return
+    console = Console()
+    if not console.is_terminal or console.width < width + len(table.header) + 1:
+        print(text)  # a wrapped number is unreadable
         return
     rich_table = RichTable(title=table.title, caption=table.caption)
     for index, name in enumerate(table.header):
-        rich_table.add_column(name, justify="left" if index < 2 else "right", overflow="fold")
+        rich_table.add_column(name, justify="left" if index < 2 else "right", no_wrap=True)
     for row in table.rows:
         rich_table.add_row(*row)
-    Console().print(rich_table)
+    console.print(rich_table)
 
 
 def _row(

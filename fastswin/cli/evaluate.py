@@ -5,8 +5,11 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated
 
+import torch
 import typer
 
+import fastswin
+from fastswin.bench.record import device_name
 from fastswin.cli.exit_codes import CheckFailedError
 from fastswin.cli.options import Checkpoint, Device, Json, Model, parse_device, split_list
 from fastswin.cli.output import Progress, note, print_json, print_table
@@ -62,6 +65,9 @@ def evaluate(
                 "model": source.name,
                 "data": test_set.name,
                 "device": str(target),
+                "device_name": device_name(target),
+                "torch": torch.__version__,
+                "fastswin": fastswin.__version__,
                 "batch": batch,
                 "tolerance_points": tolerance,
                 "scores": rows,

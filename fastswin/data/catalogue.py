@@ -8,8 +8,13 @@ from typing import Any
 import torch
 
 from fastswin.data.shipped import SHIPPED
-from fastswin.models import SwinConfig, SwinTransformer, find_variant, list_models
-from fastswin.models.checkpoint import load_checkpoint
+from fastswin.models import (
+    SwinConfig,
+    SwinTransformer,
+    find_variant,
+    list_models,
+    load_checkpoint,
+)
 
 
 def count_parameters(config: SwinConfig) -> int:

@@ -9,8 +9,7 @@ from pathlib import Path
 from fastswin.data.class_names import class_names_for
 from fastswin.data.preprocess import Preprocess, from_metadata
 from fastswin.data.shipped import SHIPPED, shipped_checkpoint
-from fastswin.models import SwinTransformer, list_models
-from fastswin.models.checkpoint import load_checkpoint
+from fastswin.models import SwinTransformer, create_model, list_models, load_checkpoint
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +43,7 @@ def open_source(
         ValueError: neither argument, an unknown name (the nearest ones are listed), or a
             checkpoint of another architecture.
         FileNotFoundError: the checkpoint or shipped weights are missing.
+        RuntimeError: published weights cannot be fetched here.
     """
     if model is not None:
         check_name(model)
@@ -56,8 +56,6 @@ def open_source(
         raise ValueError("give model= or checkpoint=")
     if model in SHIPPED:
         return _from_file(model, shipped_checkpoint(model))
-    from fastswin.models import create_model
-
     return _described(model, create_model(model, pretrained=pretrained).eval(), None, None)
 
 

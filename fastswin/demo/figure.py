@@ -79,16 +79,16 @@ def _bars(axes: Any, title: str, rows: list[dict[str, Any]]) -> None:
     rows = sorted(rows, key=lambda row: -row["median_ms"])
     medians = [row["median_ms"] for row in rows]
     spread = np.abs([[r["median_ms"] - r["p20_ms"], r["p80_ms"] - r["median_ms"]] for r in rows])
-    bars = axes.barh(
-        [row["variant"] for row in rows],
+    widest = max(row["p80_ms"] for row in rows)
+    axes.barh(
+        [f"{row['variant']}  {row['median_ms']:.3g} ms" for row in rows],
         medians,
         xerr=spread.T,
         color=[_OURS if row["variant"] == "fastswin" else _OTHERS for row in rows],
         error_kw={"elinewidth": 1, "ecolor": "#555555"},
     )
-    axes.bar_label(bars, [f"{m:.3g} ms" for m in medians], padding=6, fontsize=8)
     axes.set_title(title, fontsize=9, loc="left")
-    axes.set_xlim(0, max(medians) * 1.18)
-    axes.set_xlabel("median latency (ms), bars from p20 to p80", fontsize=8)
+    axes.set_xlim(0, max(widest, *medians) * 1.03)
+    axes.set_xlabel("median latency (ms), lines from p20 to p80", fontsize=8)
     axes.tick_params(labelsize=8)
     axes.spines[["top", "right"]].set_visible(False)

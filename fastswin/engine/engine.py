@@ -16,6 +16,7 @@ from typing import Literal
 
 import torch
 
+from fastswin._triton.available import Impl, choose_impl, why_not_triton
 from fastswin.engine.check import BlockRange, check_finite
 from fastswin.engine.forward import BoundPlan, Forward, bind
 from fastswin.engine.graphs import GraphLadder
@@ -48,6 +49,7 @@ class Engine:
         cuda_graphs: replay captured CUDA graphs; off runs every launch from the host.
         graph_batch_sizes: ladder of captured batch sizes.
         max_graphs: captured graphs kept; the least recently used is dropped.
+        impl: "auto"; "triton" raises where the kernels cannot run; "reference" is plain PyTorch.
 
     Raises:
         ValueError, TypeError: an argument is off; the message names it and the legal values.
@@ -64,6 +66,7 @@ class Engine:
         cuda_graphs: bool = True,
         graph_batch_sizes: tuple[int, ...] = GRAPH_BATCH_SIZES,
         max_graphs: int = 16,
+        impl: Impl = "auto",
     ) -> None:
         if not graph_batch_sizes or min(graph_batch_sizes) < 1:
             raise ValueError(f"graph_batch_sizes must be positive, got {graph_batch_sizes}")
@@ -71,6 +74,8 @@ class Engine:
             raise ValueError(f"max_graphs must be at least 1, got {max_graphs}")
         self.device = _resolve_device(device)
         self._precision = find_precision(precision, self.device)
+        self._impl = impl
+        choose_impl(impl, "Engine", [why_not_triton(self.device, self._precision.dtype)])
         self._load, self._description = make_loader(source, pretrained=pretrained, config=config)
         self._lock = threading.RLock()
         self._plans: OrderedDict[tuple[int, tuple[int, int]], BoundPlan] = OrderedDict()
@@ -190,7 +195,7 @@ class Engine:
     def _bound(self, batch: int, size: tuple[int, int]) -> BoundPlan:
         key = (batch, size)
         if key not in self._plans:
-            plan = make_plan(self.config, batch, size, self.device, self._precision)
+            plan = make_plan(self.config, batch, size, self.device, self._precision, self._impl)
             self._plans[key] = bind(plan, self._forward.weights)
             while len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)

@@ -23,7 +23,7 @@ import dataclasses
 
 import torch
 
-from fastswin._triton.available import why_not_triton
+from fastswin._triton.available import Impl, choose_impl, why_not_triton
 from fastswin._triton.tiles import split_columns
 from fastswin.engine.precision import Precision
 from fastswin.models.config import SwinConfig
@@ -79,14 +79,25 @@ class ModelPlan:
 
 
 def make_plan(
-    config: SwinConfig, batch: int, image_size: Pair, device: torch.device, precision: Precision
+    config: SwinConfig,
+    batch: int,
+    image_size: Pair,
+    device: torch.device,
+    precision: Precision,
+    impl: Impl = "auto",
 ) -> ModelPlan:
     """Choose implementations.
 
+    Args:
+        impl: "reference" takes plain PyTorch everywhere; "triton" raises where no kernel can run.
+
     Raises:
         ValueError: a stage's map is smaller than its window (the message names the stage).
+        RuntimeError: ``impl="triton"`` cannot run on this device.
     """
     blocked = why_not_triton(device, precision.dtype)
+    if choose_impl(impl, "Engine", [blocked]) == "reference":
+        blocked = blocked or f"impl={impl!r}"
     stages = tuple(
         _plan_stage(config, stage, batch, image_size, precision, blocked)
         for stage in range(config.num_stages)

@@ -1,1 +1,1 @@
-"""."""
+"""What tests and benchmarks share: tolerances, poisoned allocation, ahead-of-time compilation."""

@@ -58,13 +58,11 @@ class MsAttention(nn.Module):
         self.proj = nn.Linear(dim, dim)
 
     def forward(self, x, mask):
-        windows, tokens, dim = x.shape
+        windows, tokens, _ = x.shape
         q, k, v = self.qkv(x).chunk(3, dim=-1)
         if self.version == 2 and self.q_bias is not None:
             q, v = q + self.q_bias, v + self.v_bias
-        q, k, v = (
-            t.view(windows, tokens, self.num_heads, -1).transpose(1, 2) for t in (q, k, v)
-        )
+        q, k, v = (t.view(windows, tokens, self.num_heads, -1).transpose(1, 2) for t in (q, k, v))
         if self.version == 1:
             scores = q @ k.transpose(-1, -2) * self.scale
             table = self.relative_position_bias_table
@@ -178,7 +176,9 @@ class MsSwin(nn.Module):
                 )
                 for j in range(depth)
             ]  # fmt: skip
-            stages.append(MsStage(blocks, MsMerging(dim, resolution, version) if i < last else None))
+            stages.append(
+                MsStage(blocks, MsMerging(dim, resolution, version) if i < last else None)
+            )
         self.layers = nn.ModuleList(stages)
         self.norm = nn.LayerNorm(embed_dim * 2**last)
         self.head = nn.Linear(embed_dim * 2**last, num_classes)

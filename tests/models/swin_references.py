@@ -49,10 +49,10 @@ def build(framework: str, version: int, *, image=IMAGE, window=WINDOW, **setting
 
 
 def _timm(version, image, window, settings):
-    from timm.models.swin_transformer import SwinTransformer as V1
-    from timm.models.swin_transformer_v2 import SwinTransformerV2 as V2
+    from timm.models.swin_transformer import SwinTransformer as TimmSwin
+    from timm.models.swin_transformer_v2 import SwinTransformerV2
 
-    kind = V1 if version == 1 else V2
+    kind = TimmSwin if version == 1 else SwinTransformerV2
     if version == 2:
         settings.setdefault("pretrained_window_sizes", (0,) * len(settings["depths"]))
     return kind(img_size=image, window_size=window, **{"num_classes": CLASSES, **settings})

@@ -98,7 +98,8 @@ def _read_torch(path: Path, head: bytes) -> Any:
     if not head.startswith((b"PK", b"\x80")):
         raise CheckpointError(f"{path} is neither a safetensors nor a PyTorch file")
     try:
-        return torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as file:  # given a path, torch.load would go by its suffix
+            return torch.load(file, map_location="cpu", weights_only=True)
     except Exception as error:  # damaged bytes can raise anything inside the unpickler
         blocker = _blocking_object(error) if isinstance(error, pickle.UnpicklingError) else None
         if blocker is None:

@@ -7,6 +7,7 @@ apart.
 
 from __future__ import annotations
 
+import logging
 from typing import Any
 
 from torch import nn
@@ -15,6 +16,8 @@ from fastswin.models.checkpoint.timm import LAYOUT
 from fastswin.models.config import SwinConfig
 from fastswin.models.live import source
 from fastswin.models.live.source import LiveSource, is_a, only, pair, require
+
+_logger = logging.getLogger(__name__)
 
 _V1 = "timm.models.swin_transformer.SwinTransformer"
 _V2 = "timm.models.swin_transformer_v2.SwinTransformerV2"
@@ -44,6 +47,8 @@ def config_of(module: Any) -> SwinConfig:
         require(isinstance(inner, nn.Identity), "mlp.norm", inner, "none")
         attention_width = block.attn.qkv.out_features // 3
         require(attention_width == block.attn.dim, "head_dim", attention_width, "dim / num_heads")
+    if module.head.drop.p:
+        _logger.warning("drop_rate=%s before timm's head is left out", module.head.drop.p)
     merging = [m for s in module.layers if not isinstance(m := s.downsample, nn.Identity)]
     patch_norm = not isinstance(module.patch_embed.norm, nn.Identity)
     around = [m.norm for m in merging] + ([module.patch_embed.norm] if patch_norm else [])

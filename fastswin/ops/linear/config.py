@@ -62,10 +62,13 @@ def default_gemm_config(
     tma = capability >= (9, 0) and K % 8 == 0 and N % 8 == 0
     if capability < (8, 0):
         return GemmConfig(64, 64, 32, num_warps=4, num_stages=2)
-    large = cdiv(M, 128) * cdiv(N, 128)
+    block_n = 128 if N % 128 == 0 or N > 512 else 64
+    large = cdiv(M, 128) * cdiv(N, block_n)
     if large >= 2 * multiprocessors:
-        persistent = 2 if tma else 0
-        return GemmConfig(128, 128, 64 if tma else 32, 4 if tma else 8, 3, tma, persistent)
+        if not tma:
+            return GemmConfig(128, block_n, 32, num_warps=8, num_stages=3)
+        persistent = 2 if block_n == 128 else 3
+        return GemmConfig(128, block_n, 64 if K % 64 == 0 else 32, 4, 3, tma, persistent)
     if large >= multiprocessors // 2:
         return GemmConfig(64, 128, 64, 4, 4 if tma else 3, tma)
     if cdiv(M, 64) * cdiv(N, 64) >= multiprocessors // 2:
@@ -87,7 +90,7 @@ def default_layer_norm_linear_config(
     block_m = 64
     # split columns, then rows, until every multiprocessor has a program
     while block_m > MIN_DOT and (
-        block_m * K > 64 * 128 or cdiv(M, block_m) * steps < multiprocessors
+        block_m * K > 32 * 512 or cdiv(M, block_m) * steps < multiprocessors
     ):
         block_m //= 2
     row_blocks = cdiv(M, block_m)

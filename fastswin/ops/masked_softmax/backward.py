@@ -9,9 +9,9 @@ registers along the loop; each program writes its tile once and a second stage a
 fixed order (:func:`reduce_partial`). No atomics: three runs give the same bits.
 """
 
-from __future__ import annotations
+# ruff: noqa: RUF005 - Triton has no starred tuples
 
-from collections.abc import Sequence
+from __future__ import annotations
 
 import torch
 import triton
@@ -19,14 +19,14 @@ import triton.language as tl
 
 from fastswin._triton.device import on_device
 from fastswin.ops.masked_softmax.config import SoftmaxConfig
-from fastswin.ops.masked_softmax.forward import row_offset, visible_keys
-from fastswin.ops.masked_softmax.launch import Problem, backward_problem
+from fastswin.ops.masked_softmax.forward import load_limit, row_offset, visible_keys
+from fastswin.ops.masked_softmax.launch import backward_problem
 from fastswin.ops.masked_softmax.rows import RowPlan
 
 
 @triton.jit
 def _gradient_rows(
-    y_row, g_row, dx_row, partial_row, row_ok, live, N, scale, first, last,
+    y_row, g_row, dx_row, partial_row, row_ok, live, limit, N, scale, first, last,
     y_step, g_step, dx_step, y_key, g_key,
     NEEDS_DX: tl.constexpr, NEEDS_SUM: tl.constexpr, PREFIX: tl.constexpr, EVEN: tl.constexpr,
     R: tl.constexpr, L: tl.constexpr, CHUNKS: tl.constexpr, LIVE: tl.constexpr,
@@ -51,11 +51,17 @@ def _gradient_rows(
             col = c * L + lane
             keep = row_ok[:, None]
             if PREFIX:
-                keep = keep & (col[None, :] < live[:, None])
+                keep = keep & (col[None, :] < limit[:, None])
             elif c == CHUNKS - 1 and not EVEN:
                 keep = keep & (col < N)[None, :]
-            ys = ys + (tl.load(y_at[:, None] + col[None, :] * y_key, mask=keep, other=0.0),)
-            gs = gs + (tl.load(g_at[:, None] + col[None, :] * g_key, mask=keep, other=0.0),)
+            y = tl.load(y_at[:, None] + col[None, :] * y_key, mask=keep, other=0.0)
+            g = tl.load(g_at[:, None] + col[None, :] * g_key, mask=keep, other=0.0)
+            if PREFIX:
+                seen = col[None, :] < live[:, None]
+                y = tl.where(seen, y, 0.0)
+                g = tl.where(seen, g, 0.0)
+            ys = ys + (y,)
+            gs = gs + (g,)
         products = tl.zeros([R, L], tl.float32)
         for c in tl.static_range(LIVE):
             products = products + ys[c].to(tl.float32) * gs[c].to(tl.float32)
@@ -124,20 +130,32 @@ def _softmax_bwd_kernel(
         live = visible_keys(
             lens_ptr, i0, i1, i2, q0, q1, q2, n0, n1, n2, N, row_ok, CAUSAL, HAS_LENS
         )
+        limit = load_limit(live, N_ALIGN)
         live_chunks = (tl.max(live, 0) + L - 1) // L
         for chunks in tl.static_range(CHUNKS + 1):
             if live_chunks == chunks:
                 _gradient_rows(
-                    y_row, g_row, dx_row, partial_row, row_ok, live, N, scale, first, last,
+                    y_row, g_row, dx_row, partial_row, row_ok, live, limit, N, scale, first, last,
                     y_step, g_step, dx_step, y_key, g_key,
                     NEEDS_DX, NEEDS_SUM, PREFIX, EVEN, R, L, CHUNKS, chunks,
                 )  # fmt: skip
     else:
         _gradient_rows(
-            y_row, g_row, dx_row, partial_row, row_ok, row, N, scale, first, last,
+            y_row, g_row, dx_row, partial_row, row_ok, row, row, N, scale, first, last,
             y_step, g_step, dx_step, y_key, g_key,
             NEEDS_DX, NEEDS_SUM, PREFIX, EVEN, R, L, CHUNKS, CHUNKS,
         )  # fmt: skip
+
+
+@triton.jit
+def _long_pair(y_row, g_row, col, live, limit, y_key, g_key, PREFIX: tl.constexpr):
+    """y and g of one chunk ``col [P, V]`` of one row; zeros past the live prefix."""
+    y = tl.load(y_row + col * y_key, mask=col < limit, other=0.0)
+    g = tl.load(g_row + col * g_key, mask=col < limit, other=0.0)
+    if PREFIX:
+        y = tl.where(col < live, y, 0.0)
+        g = tl.where(col < live, g, 0.0)
+    return y, g
 
 
 @triton.jit
@@ -167,6 +185,7 @@ def _softmax_bwd_long_kernel(
         live = visible_keys(
             lens_ptr, i0, i1, i2, q0, q1, q2, n0, n1, n2, N, row < rows, CAUSAL, HAS_LENS
         )
+    limit = load_limit(live, N_ALIGN)
     BLOCK: tl.constexpr = P * V
     lane = tl.arange(0, P)[:, None] * V + tl.arange(0, V)[None, :]
     chunks = (live + BLOCK - 1) // BLOCK
@@ -174,17 +193,15 @@ def _softmax_bwd_long_kernel(
     kept_y = ()
     kept_g = ()
     for c in tl.static_range(KEPT):
-        col = c * BLOCK + lane
-        y = tl.load(y_row + col * y_key, mask=col < live, other=0.0)
-        g = tl.load(g_row + col * g_key, mask=col < live, other=0.0)
+        y, g = _long_pair(y_row, g_row, c * BLOCK + lane, live, limit, y_key, g_key, PREFIX)
         dots += tl.sum(y.to(tl.float32) * g.to(tl.float32), 1)
         kept_y = kept_y + (y,)
         kept_g = kept_g + (g,)
     for c in range(KEPT, chunks):
-        col = c * BLOCK + lane
-        y = tl.load(y_row + col * y_key, mask=col < live, other=0.0).to(tl.float32)
-        g = tl.load(g_row + col * g_key, mask=col < live, other=0.0).to(tl.float32)
-        dots += tl.sum(y * g, 1)
+        y_chunk, g_chunk = _long_pair(
+            y_row, g_row, c * BLOCK + lane, live, limit, y_key, g_key, PREFIX
+        )
+        dots += tl.sum(y_chunk.to(tl.float32) * g_chunk.to(tl.float32), 1)
     dot = tl.sum(dots, 0)
     dtype = dx_ptr.dtype.element_ty
     dead = tl.maximum(chunks, KEPT)
@@ -195,11 +212,9 @@ def _softmax_bwd_long_kernel(
         if NEEDS_SUM:
             tl.store(partial_row + col, tl.zeros([P, V], tl.float32), mask=col < N)
     for back in range(KEPT, chunks):
-        c = chunks - 1 - (back - KEPT)
-        col = c * BLOCK + lane
-        y = tl.load(y_row + col * y_key, mask=col < live, other=0.0).to(tl.float32)
-        g = tl.load(g_row + col * g_key, mask=col < live, other=0.0).to(tl.float32)
-        ds = y * (g - dot)
+        col = (chunks - 1 - (back - KEPT)) * BLOCK + lane
+        y_back, g_back = _long_pair(y_row, g_row, col, live, limit, y_key, g_key, PREFIX)
+        ds = y_back.to(tl.float32) * (g_back.to(tl.float32) - dot)
         if NEEDS_DX:
             tl.store(dx_row + col, (ds * scale).to(dtype), mask=col < N)
         if NEEDS_SUM:
@@ -259,10 +274,9 @@ def reduce_partial(
 
     An axis along which the operand does not move (stride 0 in the plan) is summed in fp32.
     """
-    axes: Sequence[int] = [0] + [
-        axis + 1 for axis in range(3) if plan.strides[name][axis + 1] == 0 or plan.sizes[axis] == 1
-    ]
-    total = partial.sum(axes)
+    moves = plan.strides[name][1:]
+    still = [axis + 1 for axis in range(3) if moves[axis] == 0 or plan.sizes[axis] == 1]
+    total = partial.sum((0, *still))
     if like.shape[-1:] != partial.shape[-1:]:
         total = total.sum(-1)
     return total.reshape(like.shape).to(like.dtype)

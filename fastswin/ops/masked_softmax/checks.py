@@ -57,8 +57,7 @@ def check_broadcast(name: str, t: torch.Tensor, x: torch.Tensor) -> None:
     if t.device != x.device:
         raise ValueError(f"{name} is on {t.device} and x on {x.device}; move {name} to x's device")
     fits = t.ndim <= x.ndim and all(
-        own in (1, size)
-        for own, size in zip(reversed(t.shape), reversed(x.shape), strict=False)
+        own in (1, size) for own, size in zip(reversed(t.shape), reversed(x.shape), strict=False)
     )
     if not fits:
         raise ValueError(

@@ -7,8 +7,12 @@ from typing import Literal
 
 Direction = Literal["forward", "backward"]
 
-#: Longest row that is held whole in registers: 64 fp32 values in each of 512 threads.
-MAX_WHOLE_ROW = 32768
+#: Longest row held whole in registers: 64 fp32 values in each of 512 threads; the backward, with
+#: two tensors, would spill there.
+MAX_WHOLE_ROW: dict[Direction, int] = {"forward": 32768, "backward": 16384}
+
+#: Longest causal row held whole; longer ones skip dead chunks in the two-pass kernel.
+MAX_WHOLE_PREFIX = 4096
 
 #: fp32 values of one tensor's rows that a thread holds at most.
 MAX_VALUES_PER_THREAD = 64
@@ -62,19 +66,22 @@ def default_config(
     """
     tensors = (2 if direction == "backward" else 1) + (1 if looped else 0)
     budget = MAX_VALUES_PER_THREAD if tensors == 1 else MAX_VALUES_PER_THREAD // 2
-    if keys > MAX_WHOLE_ROW or (prefix and keys > 4096):
+    if is_long(keys, direction, prefix):
         return long_config(keys, itemsize, direction)
     if keys <= budget * WARP:
         return _rows_per_warp(keys, vector, budget, prefix)
-    # one row over several warps; wide chunks as long as the last one is well filled
+    # one row over several warps, as many chunks as a thread has vectors: a chunk wider than that
+    # would give bias and mask another layout than x
     warps = min(16, next_power_of_2(-(-keys // (budget * WARP))))
-    block = next_power_of_2(keys)
-    smallest = WARP * warps * vector
-    while block > smallest and block > 4096:
-        block //= 2
-    while block > smallest and -(-keys // block) * block > 1.07 * keys:
-        block //= 2
+    block = WARP * warps * vector
+    while vector < 4 and -(-keys // block) > MAX_PREFIX_CHUNKS:
+        block *= 2
     return SoftmaxConfig(1, block, warps)
+
+
+def is_long(keys: int, direction: Direction, prefix: bool) -> bool:
+    """Whether rows go through the two-pass kernel."""
+    return keys > (MAX_WHOLE_PREFIX if prefix else MAX_WHOLE_ROW[direction])
 
 
 def _rows_per_warp(keys: int, vector: int, budget: int, prefix: bool) -> SoftmaxConfig:
@@ -82,11 +89,12 @@ def _rows_per_warp(keys: int, vector: int, budget: int, prefix: bool) -> Softmax
     if prefix or keys > 256:
         # a whole warp per row, one warp per program: reductions never leave the warp
         block = WARP * vector
-        chunks = -(-keys // block)
-        while prefix and chunks > MAX_PREFIX_CHUNKS // 2:
+        while prefix and -(-keys // block) > MAX_PREFIX_CHUNKS // 2:
             block *= 2
-            chunks = -(-keys // block)
-        return SoftmaxConfig(1, block, 1)
+        rows = 1
+        while rows < 16 and 2 * rows * -(-keys // block) * block <= budget * WARP:
+            rows *= 2
+        return SoftmaxConfig(rows, block, 1)
     lanes = 2
     while lanes < WARP and -(-keys // (lanes * vector)) * vector > budget:
         lanes *= 2

@@ -18,6 +18,8 @@ before the subtraction would lose the exactness of ``s - max`` at large scores. 
 is -inf takes 0 instead, so it gives zeros and no NaN.
 """
 
+# ruff: noqa: RUF005 - Triton has no starred tuples
+
 from __future__ import annotations
 
 import torch
@@ -60,6 +62,16 @@ def visible_keys(
 
 
 @triton.jit
+def load_limit(live, N_ALIGN: tl.constexpr):
+    """``live`` rounded up so that whole vectors are loaded; what is past ``live`` is dropped.
+
+    Never past N, a multiple of N_ALIGN. Without it the diagonal would force one-element loads.
+    """
+    G: tl.constexpr = N_ALIGN if N_ALIGN < 8 else 8
+    return (live + G - 1) // G * G
+
+
+@triton.jit
 def _added_tile(
     bias_row, mask_row, col, keep, bias_key, mask_key,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr,
@@ -92,7 +104,7 @@ def _score(x, added, scale, HAS_BIAS: tl.constexpr, MASK: tl.constexpr):
 
 @triton.jit
 def _softmax_rows(
-    x_row, out_row, bias_row, mask_row, row_ok, live, N, scale, first, last,
+    x_row, out_row, bias_row, mask_row, row_ok, live, limit, N, scale, first, last,
     x_step, out_step, x_key, out_key, bias_key, mask_key,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, PREFIX: tl.constexpr, EVEN: tl.constexpr,
     R: tl.constexpr, L: tl.constexpr, CHUNKS: tl.constexpr, LIVE: tl.constexpr,
@@ -104,7 +116,7 @@ def _softmax_rows(
         col = c * L + lane
         keep = row_ok[:, None]
         if PREFIX:
-            keep = keep & (col[None, :] < live[:, None])
+            keep = keep & (col[None, :] < limit[:, None])
         elif c == CHUNKS - 1 and not EVEN:
             keep = keep & (col < N)[None, :]
         tile = _added_tile(
@@ -122,7 +134,7 @@ def _softmax_rows(
             col = c * L + lane
             keep = row_ok[:, None]
             if PREFIX:
-                keep = keep & (col[None, :] < live[:, None])
+                keep = keep & (col[None, :] < limit[:, None])
             elif c == CHUNKS - 1 and not EVEN:
                 keep = keep & (col < N)[None, :]
             x = tl.load(x_at[:, None] + col[None, :] * x_key, mask=keep, other=0.0)
@@ -194,17 +206,18 @@ def _softmax_fwd_kernel(
         live = visible_keys(
             lens_ptr, i0, i1, i2, q0, q1, q2, n0, n1, n2, N, row_ok, CAUSAL, HAS_LENS
         )
+        limit = load_limit(live, N_ALIGN)
         live_chunks = (tl.max(live, 0) + L - 1) // L
         for chunks in tl.static_range(CHUNKS + 1):
             if live_chunks == chunks:
                 _softmax_rows(
-                    x_row, out_row, bias_row, mask_row, row_ok, live, N, scale, first, last,
+                    x_row, out_row, bias_row, mask_row, row_ok, live, limit, N, scale, first, last,
                     x_step, out_step, x_key, out_key, bias_key, mask_key,
                     HAS_BIAS, MASK, PREFIX, EVEN, R, L, CHUNKS, chunks,
                 )  # fmt: skip
     else:
         _softmax_rows(
-            x_row, out_row, bias_row, mask_row, row_ok, row, N, scale, first, last,
+            x_row, out_row, bias_row, mask_row, row_ok, row, row, N, scale, first, last,
             x_step, out_step, x_key, out_key, bias_key, mask_key,
             HAS_BIAS, MASK, PREFIX, EVEN, R, L, CHUNKS, CHUNKS,
         )  # fmt: skip
@@ -212,11 +225,11 @@ def _softmax_fwd_kernel(
 
 @triton.jit
 def _long_score(
-    x_row, bias_row, mask_row, col, live, scale, x_key, bias_key, mask_key,
+    x_row, bias_row, mask_row, col, live, limit, scale, x_key, bias_key, mask_key,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr,
 ):  # fmt: skip
     """fp32 scores of one chunk ``col [P, V]`` of one row; -inf past the live prefix."""
-    keep = col < live
+    keep = col < limit
     if WHOLE:
         x = tl.load(x_row + col * x_key)
     else:
@@ -231,7 +244,7 @@ def _long_score(
         hidden = tl.load(mask_row + wide * mask_key, mask=keep, other=0)
         s = tl.where(hidden != 0, -float("inf"), s)
     if not WHOLE:
-        s = tl.where(keep, s, -float("inf"))
+        s = tl.where(col < live, s, -float("inf"))
     return s
 
 
@@ -273,6 +286,7 @@ def _softmax_fwd_long_kernel(
         live = visible_keys(
             lens_ptr, i0, i1, i2, q0, q1, q2, n0, n1, n2, N, row < rows, CAUSAL, HAS_LENS
         )
+    limit = load_limit(live, N_ALIGN)
     BLOCK: tl.constexpr = P * V
     lane = tl.arange(0, P)[:, None] * V + tl.arange(0, V)[None, :]
     whole = live // BLOCK
@@ -281,22 +295,22 @@ def _softmax_fwd_long_kernel(
     kept = ()
     for c in tl.static_range(KEPT):
         s = _long_score(
-            x_row, bias_row, mask_row, c * BLOCK + lane, live, scale, x_key, bias_key, mask_key,
-            HAS_BIAS, MASK, False,
+            x_row, bias_row, mask_row, c * BLOCK + lane, live, limit, scale,
+            x_key, bias_key, mask_key, HAS_BIAS, MASK, False,
         )  # fmt: skip
         peak, total = _merge_chunk(peak, total, s)
         kept = kept + (s,)
     for c in range(KEPT, whole):
         s = _long_score(
-            x_row, bias_row, mask_row, c * BLOCK + lane, live, scale, x_key, bias_key, mask_key,
-            HAS_BIAS, MASK, True,
+            x_row, bias_row, mask_row, c * BLOCK + lane, live, limit, scale,
+            x_key, bias_key, mask_key, HAS_BIAS, MASK, True,
         )  # fmt: skip
         peak, total = _merge_chunk(peak, total, s)
     tail = tl.maximum(whole, KEPT)
     has_tail = tail * BLOCK < live
     if has_tail:
         s = _long_score(
-            x_row, bias_row, mask_row, tail * BLOCK + lane, live, scale, x_key, bias_key,
+            x_row, bias_row, mask_row, tail * BLOCK + lane, live, limit, scale, x_key, bias_key,
             mask_key, HAS_BIAS, MASK, False,
         )  # fmt: skip
         peak, total = _merge_chunk(peak, total, s)
@@ -314,7 +328,7 @@ def _softmax_fwd_long_kernel(
     if has_tail:
         col = tail * BLOCK + lane
         s = _long_score(
-            x_row, bias_row, mask_row, col, live, scale, x_key, bias_key, mask_key,
+            x_row, bias_row, mask_row, col, live, limit, scale, x_key, bias_key, mask_key,
             HAS_BIAS, MASK, False,
         )  # fmt: skip
         y = tl.exp2((s - top) * LOG2_E) * inverse
@@ -323,7 +337,7 @@ def _softmax_fwd_long_kernel(
         c = whole - 1 - (back - KEPT)
         col = c * BLOCK + lane
         s = _long_score(
-            x_row, bias_row, mask_row, col, live, scale, x_key, bias_key, mask_key,
+            x_row, bias_row, mask_row, col, live, limit, scale, x_key, bias_key, mask_key,
             HAS_BIAS, MASK, True,
         )  # fmt: skip
         y = tl.exp2((s - top) * LOG2_E) * inverse

@@ -13,11 +13,11 @@ import torch
 
 from fastswin._triton.device import multiprocessor_count
 from fastswin.ops.masked_softmax.config import (
-    MAX_WHOLE_ROW,
     PROGRAMS_PER_MULTIPROCESSOR,
     Direction,
     SoftmaxConfig,
     default_config,
+    is_long,
 )
 from fastswin.ops.masked_softmax.rows import RowPlan, Strides, plan_rows, power_of_2_divisor
 
@@ -59,7 +59,8 @@ def why_not_planned(
     pinned = [n for n in strides if n != "x"] if operands else []
     leading = {name: s[:-1] for name, s in strides.items()}
     plan = plan_rows(shape[:-1], leading, pinned)
-    if plan is None or (x.shape[-1] > MAX_WHOLE_ROW and plan.without_loop() is None):
+    long = any(is_long(x.shape[-1], d, causal or lens) for d in ("forward", "backward"))
+    if plan is None or (long and plan.without_loop() is None):
         return f"the broadcast pattern leaves more than three row axes in x's shape {shape}"
     return None
 
@@ -81,15 +82,11 @@ def _shape_strides(like: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
     """Strides that ``like`` would have if contiguous, as a broadcast view of ``shape``."""
     own = contiguous_strides(like.shape)
     lead = len(shape) - like.ndim
-    moves = [0] * lead + [
-        0 if like.shape[axis] == 1 else own[axis] for axis in range(like.ndim)
-    ]
+    moves = [0] * lead + [0 if like.shape[axis] == 1 else own[axis] for axis in range(like.ndim)]
     return tuple(moves)
 
 
-def _position_strides(
-    shape: Sequence[int], causal: bool, lens: bool
-) -> dict[str, tuple[int, ...]]:
+def _position_strides(shape: Sequence[int], causal: bool, lens: bool) -> dict[str, tuple[int, ...]]:
     """Query index and sample index as operands: they pin the axes that they depend on."""
     axes = len(shape)
     strides = {}
@@ -209,9 +206,7 @@ def forward_problem(
 
     x_align = power_of_2_divisor(x.stride()[:-1] if x.ndim > 1 else (0,), 16 // x.element_size())
     vector = _vector(x, x_align, n_align)
-    config = _configure(
-        config, keys, vector, x.element_size(), "forward", prefix, bool(operands)
-    )
+    config = _configure(config, keys, vector, x.element_size(), "forward", prefix, bool(operands))
     plan = planned(x, config.long)
     if plan is None and out is not x:
         x = x.contiguous()
@@ -228,6 +223,8 @@ def forward_problem(
         n: _alignment(steps_of[n], key.get(n, 0), t.element_size())
         for n, t in {"x": x, "out": out, **operands}.items()
     }
+    for name in operands:  # wider bias or mask vectors than x's would cost a layout change
+        align[name] = min(align[name], align["x"])
     units = {n: _units(s, align.get(n, 1)) for n, s in steps_of.items()}
     placeholder = x
     arguments = (
@@ -249,9 +246,7 @@ def forward_problem(
         **_tiles(config, keys, vector),
     }  # fmt: skip
     programs = _check_programs(blocks * runs)
-    return Problem(
-        x.device, plan, arguments, constants, programs, config.num_warps, config.long, x
-    )
+    return Problem(x.device, plan, arguments, constants, programs, config.num_warps, config.long, x)
 
 
 def backward_problem(
@@ -283,14 +278,10 @@ def backward_problem(
     def alignment_of(t: torch.Tensor) -> int:
         if t.stride(-1) != 1:
             return 1
-        return power_of_2_divisor(
-            t.stride()[:-1] if t.ndim > 1 else (0,), 16 // t.element_size()
-        )
+        return power_of_2_divisor(t.stride()[:-1] if t.ndim > 1 else (0,), 16 // t.element_size())
 
     vector = min(_vector(y, alignment_of(y), n_align), _vector(grad, alignment_of(grad), n_align))
-    config = _configure(
-        config, keys, vector, y.element_size(), "backward", prefix, bool(summed)
-    )
+    config = _configure(config, keys, vector, y.element_size(), "backward", prefix, bool(summed))
     plan = planned(grad, y, config.long)
     if plan is None:
         grad, y = grad.contiguous(), y.contiguous()

@@ -18,8 +18,6 @@ Source: Liu et al. 2021, section 3.2, figure 4; padding order as in torchvision.
 
 from __future__ import annotations
 
-import functools
-
 import torch
 
 Pair = tuple[int, int]
@@ -33,16 +31,11 @@ def num_windows(map_size: Pair, window_size: Pair) -> Pair:
     return -(-map_size[0] // window_size[0]), -(-map_size[1] // window_size[1])
 
 
-@functools.lru_cache(maxsize=64)
-def relative_position_index(window_size: Pair) -> torch.Tensor:
-    """Row of the bias table for each (query, key) pair: int64 ``[N, N]`` on the CPU.
-
-    Treat the result as read-only: it is cached.
-    """
+def relative_position_index(window_size: Pair, device: torch.device) -> torch.Tensor:
+    """Row of the bias table for each (query, key) pair: int64 ``[N, N]``."""
     rows, cols = window_size
-    coords = torch.stack(
-        torch.meshgrid(torch.arange(rows), torch.arange(cols), indexing="ij")
-    ).flatten(1)
+    y, x = _token_coords(window_size, device)
+    coords = torch.stack((y, x))
     relative = coords[:, :, None] - coords[:, None, :]
     return (relative[0] + rows - 1) * (2 * cols - 1) + relative[1] + cols - 1
 
@@ -50,19 +43,21 @@ def relative_position_index(window_size: Pair) -> torch.Tensor:
 def expand_bias_table(bias_table: torch.Tensor, window_size: Pair) -> torch.Tensor:
     """``[(2 Wh - 1) * (2 Ww - 1), nH]`` table to the dense ``[nH, N, N]`` bias."""
     tokens = window_size[0] * window_size[1]
-    index = relative_position_index(window_size).to(bias_table.device)
+    index = relative_position_index(window_size, bias_table.device)
     dense = bias_table[index.flatten()].view(tokens, tokens, bias_table.shape[1])
     return dense.permute(2, 0, 1)
 
 
-@functools.lru_cache(maxsize=64)
-def window_kind_mask(window_size: Pair, shift_size: Pair) -> torch.Tensor:
-    """Shift mask of the four kinds of window: fp32 ``[4, N, N]`` on the CPU, 0 or -100.
+def _token_coords(window_size: Pair, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Row and column of each token of a window, int64 ``[N]`` each."""
+    y = torch.arange(window_size[0], device=device).repeat_interleave(window_size[1])
+    x = torch.arange(window_size[1], device=device).repeat(window_size[0])
+    return y, x
 
-    Treat the result as read-only: it is cached.
-    """
-    y = torch.arange(window_size[0]).repeat_interleave(window_size[1])
-    x = torch.arange(window_size[1]).repeat(window_size[0])
+
+def window_kind_mask(window_size: Pair, shift_size: Pair, device: torch.device) -> torch.Tensor:
+    """Shift mask of the four kinds of window: fp32 ``[4, N, N]``, 0 or -100."""
+    y, x = _token_coords(window_size, device)
     below = (y >= window_size[0] - shift_size[0]).int()
     right = (x >= window_size[1] - shift_size[1]).int()
     masks = []
@@ -72,14 +67,17 @@ def window_kind_mask(window_size: Pair, shift_size: Pair) -> torch.Tensor:
     return torch.stack(masks)
 
 
-def window_kinds(map_size: Pair, window_size: Pair) -> torch.Tensor:
+def window_kinds(map_size: Pair, window_size: Pair, device: torch.device) -> torch.Tensor:
     """Kind of each window of a map: int64 ``[nWh * nWw]``."""
     rows, cols = num_windows(map_size, window_size)
-    last_row = (torch.arange(rows) == rows - 1).long()
-    last_col = (torch.arange(cols) == cols - 1).long()
+    last_row = (torch.arange(rows, device=device) == rows - 1).long()
+    last_col = (torch.arange(cols, device=device) == cols - 1).long()
     return (2 * last_row[:, None] + last_col[None, :]).flatten()
 
 
-def shift_attention_mask(map_size: Pair, window_size: Pair, shift_size: Pair) -> torch.Tensor:
-    """The reference's ``attn_mask``: fp32 ``[nW, N, N]`` on the CPU, 0 or -100."""
-    return window_kind_mask(window_size, shift_size)[window_kinds(map_size, window_size)]
+def shift_attention_mask(
+    map_size: Pair, window_size: Pair, shift_size: Pair, device: torch.device
+) -> torch.Tensor:
+    """The reference's ``attn_mask``: fp32 ``[nW, N, N]``, 0 or -100."""
+    masks = window_kind_mask(window_size, shift_size, device)
+    return masks[window_kinds(map_size, window_size, device)]

@@ -44,7 +44,7 @@ def pack_bias(
     if shift_size == (0, 0):
         dense = dense[None]
     else:
-        dense = dense[None] + window_kind_mask(window_size, shift_size).to(device)[:, None]
+        dense = dense[None] + window_kind_mask(window_size, shift_size, device)[:, None]
     packed = torch.zeros(dense.shape[0], num_heads, NP, NP, device=device)
     packed[..., N:] = -math.inf
     packed[..., N:, :] = 0.0

@@ -1,0 +1,265 @@
+"""``python -m fastswin.bench.op_softmax``: the masked-softmax operators against eager and compile.
+
+Every problem is checked first (fp64 oracle, forward and backward, all elements), then timed; a
+red problem prints no speed. The roofline is live bytes over the copy rate of the same run: what
+is read and written once by an ideal kernel, dead tiles of a causal problem not counted as read.
+
+    --sweep   tries launch configurations of every problem instead and prints the best ones
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import torch
+
+from fastswin.bench.failures import Failure, describe, release_memory
+from fastswin.bench.op_softmax_problems import PROBLEMS, Inputs, SoftmaxProblem
+from fastswin.bench.record import DEFAULT_ROOT, make_run_info, result_path, save_records, stamp
+from fastswin.bench.roofline import Ceilings, measure_ceilings
+from fastswin.bench.timing import Candidate, Timing, make_clock, measure
+from fastswin.testing.tolerance import compare_to_oracle
+
+SUITE = "softmax"
+
+#: Input sets of one problem hold at least this together, so that no call finds its data in L2.
+DISTINCT_BYTES = 2**28
+
+#: Problems below this are also timed as a captured forward and backward.
+SMALL_BYTES = 2**26
+
+Function = Callable[..., torch.Tensor]
+
+
+@dataclasses.dataclass(frozen=True)
+class Checked:
+    """Largest errors of one problem and whether every chunk passed its gate."""
+
+    forward: float
+    backward: float
+    dbias: float
+    passed: bool
+
+
+def check(problem: SoftmaxProblem, inputs: Inputs) -> Checked:
+    """Compare fastswin with the fp64 oracle, in chunks of the leading axis."""
+    dtype = problem.torch_dtype
+    x = inputs.x.detach().requires_grad_()
+    bias = None if inputs.bias is None else inputs.bias.detach().requires_grad_()
+    wanted = [x] if bias is None else [x, bias]
+    y = problem.fastswin(dataclasses.replace(inputs, x=x, bias=bias))
+    grads = torch.autograd.grad(y, wanted, inputs.grad)
+    worst = [0.0, 0.0]
+    passed = True
+    sums = None if bias is None else torch.zeros(bias.shape, dtype=torch.float64, device=x.device)
+    eager_sums = None if bias is None else torch.zeros_like(bias, dtype=torch.float32)
+    for part in problem.chunks():
+        sliced = inputs.slice(part)
+        results = {}
+        for name, kind in (("oracle", torch.float64), ("eager", dtype)):
+            own = sliced.to(kind)
+            leaf = own.x.requires_grad_()
+            leaf_bias = None if own.bias is None else own.bias.detach().requires_grad_()
+            leaves = [leaf] if leaf_bias is None else [leaf, leaf_bias]
+            out = problem.eager(dataclasses.replace(own, x=leaf, bias=leaf_bias))
+            found = torch.autograd.grad(out, leaves, own.grad)
+            results[name] = (out.detach(), *found)
+        for index, ours in enumerate((y.detach()[part], grads[0][part])):
+            gate = compare_to_oracle(ours, results["eager"][index], results["oracle"][index], dtype)
+            worst[index] = max(worst[index], gate.max_error)
+            passed = passed and gate.passed
+        if sums is not None and eager_sums is not None:
+            sums += results["oracle"][2]
+            eager_sums += results["eager"][2].float()
+    dbias_error = 0.0
+    if bias is not None and sums is not None and eager_sums is not None:
+        gate = compare_to_oracle(grads[1], eager_sums.to(bias.dtype), sums, bias.dtype)
+        dbias_error, passed = gate.max_error, passed and gate.passed
+    return Checked(worst[0], worst[1], dbias_error, passed)
+
+
+def _compiled(function: Function) -> Function:
+    compiled = torch.compile(function, fullgraph=True, dynamic=False)
+
+    def call(inputs: Inputs) -> torch.Tensor:
+        # the backward is timed again and again on one graph
+        with torch._functorch.config.patch(donated_buffer=False):
+            return compiled(inputs.x, inputs.bias, inputs.mask, inputs.lens)
+
+    return call
+
+
+def _with_graph(
+    function: Function, inputs: Inputs
+) -> tuple[torch.Tensor, list[torch.Tensor], torch.Tensor]:
+    """Output, leaves and upstream gradient of one differentiable call."""
+    x = inputs.x.detach().requires_grad_()
+    bias = None if inputs.bias is None else inputs.bias.detach().requires_grad_()
+    y = function(dataclasses.replace(inputs, x=x, bias=bias))
+    return y, [x] if bias is None else [x, bias], inputs.grad
+
+
+def _candidates(
+    problem: SoftmaxProblem, sets: Sequence[Inputs], direction: str
+) -> list[tuple[str, Callable[[], Candidate]]]:
+    variants: dict[str, Function] = {
+        "fastswin": problem.fastswin,
+        "eager": problem.eager,
+        "compile": _compiled(problem.eager_function),
+    }
+
+    def build(name: str, function: Function) -> Candidate:
+        turn = iter(range(2**62))
+        if direction == "forward":
+
+            def forward() -> object:
+                with torch.no_grad():
+                    return function(sets[next(turn) % len(sets)])
+
+            forward()
+            return Candidate(name, forward, capturable=True)
+        if direction == "step":
+
+            def step() -> object:
+                y, leaves, grad = _with_graph(function, sets[next(turn) % len(sets)])
+                return torch.autograd.grad(y, leaves, grad)
+
+            step()
+            return Candidate(name, step, capturable=True)
+        graphs = [_with_graph(function, inputs) for inputs in sets]
+
+        def backward() -> object:
+            y, leaves, grad = graphs[next(turn) % len(graphs)]
+            return torch.autograd.grad(y, leaves, grad, retain_graph=True)
+
+        backward()
+        return Candidate(name, backward)
+
+    return [(n, lambda n=n, f=f: build(n, f)) for n, f in variants.items()]  # type: ignore[misc]
+
+
+def measure_problem(
+    problem: SoftmaxProblem, device: torch.device, ceilings: Ceilings, seconds: float
+) -> list[dict]:
+    """Check and time one problem; returns its records, none where the check is red."""
+    inputs = problem.make(device, seed=0)
+    checked = check(problem, inputs)
+    print(
+        f"{problem.case} {problem.dtype}: max error forward {checked.forward:.3g}, "
+        f"dx {checked.backward:.3g}, dbias {checked.dbias:.3g}: "
+        f"{'right' if checked.passed else 'RED'}",
+        flush=True,
+    )
+    if not checked.passed:
+        return []
+    release_memory()
+    count = min(8, max(1, -(-DISTINCT_BYTES // (2 * inputs.x.nbytes))))
+    sets = [inputs, *(problem.make(device, seed=s) for s in range(1, count))]
+    records = []
+    # a backward alone cannot be captured (it runs on its forward's stream), so a problem that is
+    # shorter than its launches is timed as a whole step
+    small = inputs.x.nbytes < SMALL_BYTES
+    for direction in ("forward", "backward", "step") if small else ("forward", "backward"):
+        floor_ms = problem.live_bytes(inputs, direction) / ceilings.copy_tbs * 1e-9
+        built: list[Candidate] = []
+        for name, build in _candidates(problem, sets, direction):
+            try:
+                built.append(build())
+            except Exception as error:
+                print(f"  {direction} {name}: {describe(error).message}", flush=True)
+        timings = measure(built, make_clock(device), seconds=seconds)
+        error = checked.forward if direction == "forward" else checked.backward
+        for name, timing in timings.items():
+            records += _record(problem, name, direction, timing, floor_ms, inputs, error)
+        del built
+        release_memory()
+    return records
+
+
+def _record(
+    problem: SoftmaxProblem,
+    variant: str,
+    direction: str,
+    timing: Timing | Failure,
+    floor_ms: float,
+    inputs: Inputs,
+    error: float,
+) -> list[dict]:
+    if isinstance(timing, Failure):
+        print(f"  {direction:8} {variant:9} {timing.status}: {timing.message}", flush=True)
+        return []
+    live_tbs = problem.live_bytes(inputs, direction) / timing.median_ms * 1e-9
+    print(
+        f"  {direction:8} {variant:9} {timing.median_ms:8.4f} ms  {live_tbs:6.3f} TB/s  "
+        f"{100 * floor_ms / timing.median_ms:5.1f} % of copy",
+        flush=True,
+    )
+    record = {
+        "case": problem.case, "dtype": problem.dtype, "batch": problem.shape[0],
+        "variant": variant, "direction": direction, "median_ms": timing.median_ms,
+        "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "peak_mib": timing.peak_mib,
+        "roofline_ms": floor_ms, "live_tbs": live_tbs, "graph": timing.graph,
+    }  # fmt: skip
+    if variant == "fastswin":
+        record["max_abs_err"] = error
+    return [record]
+
+
+def run(
+    device: torch.device, root: Path, names: Sequence[str], seconds: float, deadline_s: float
+) -> int:
+    """Measure the problems and write ``<root>/<card>/softmax.json``; 0 where all are right."""
+    start = time.monotonic()
+    ceilings = measure_ceilings(device, ["fp16" if device.type == "cuda" else "fp32"])
+    gemm = next(iter(ceilings.gemm_tflops.values()))
+    info = make_run_info(SUITE, device, ceilings.copy_tbs, gemm)
+    print(f"{info.gpu}: copy {ceilings.copy_tbs:.3f} TB/s, torch {info.torch}", flush=True)
+    red = False
+    for problem in PROBLEMS:
+        if names and problem.case not in names:
+            continue
+        if time.monotonic() - start > deadline_s:
+            print(f"{problem.case}: skipped, the deadline of {deadline_s:.0f} s is over")
+            red = True
+            continue
+        records = measure_problem(problem, device, ceilings, seconds)
+        red = red or not records
+        if records:
+            save_records(result_path(root, info), info, [stamp(info, r) for r in records])
+        release_memory()
+    return int(red)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Command line; returns the exit code: 0 all right, 1 something red or skipped."""
+    parser = argparse.ArgumentParser(prog="fastswin.bench.op_softmax", description=__doc__)
+    parser.add_argument("--out", type=Path, default=DEFAULT_ROOT, help="folder of the records")
+    parser.add_argument("--deadline-s", type=float, default=480.0)
+    parser.add_argument("--seconds", type=float, default=0.5, help="per contender and direction")
+    parser.add_argument("--cases", default="", help="comma-separated; all by default")
+    parser.add_argument("--sweep", action="store_true")
+    parser.add_argument("--workers", type=int, default=12, help="compiling processes of --sweep")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    options = parser.parse_args(arguments)
+    device = torch.device(options.device)
+    names = [name for name in options.cases.split(",") if name]
+    unknown = set(names) - {problem.case for problem in PROBLEMS}
+    if unknown:
+        known = ", ".join(problem.case for problem in PROBLEMS)
+        print(f"unknown cases {sorted(unknown)}; known: {known}", file=sys.stderr)
+        return 2
+    if options.sweep:
+        from fastswin.bench.op_softmax_sweep import sweep
+
+        sweep(device, names, options.workers, options.deadline_s)
+        return 0
+    return run(device, options.out, names, options.seconds, options.deadline_s)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

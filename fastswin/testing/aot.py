@@ -1,0 +1,137 @@
+"""Compile what the launchers launch, for any NVIDIA GPU, on a machine without one.
+
+:func:`record_launches` runs launchers on CPU tensors (``torch.empty`` costs nothing) and notes each
+kernel with its arguments instead of launching it; :func:`compile_launch` compiles one for a compute
+capability and reports what the assembler says. Needs Triton outside its interpreter.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import re
+import subprocess
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+
+#: Shared memory one program may use, bytes, by compute capability (CUDA C++ programming guide,
+#: table of technical specifications).
+SHARED_MEMORY_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+
+_TRITON_TYPES = {
+    torch.float16: "fp16",
+    torch.bfloat16: "bf16",
+    torch.float32: "fp32",
+    torch.int32: "i32",
+    torch.int64: "i64",
+    torch.uint8: "u8",
+    torch.int8: "i8",
+    torch.bool: "i1",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """One kernel call: function, arguments in order, options such as num_warps."""
+
+    kernel: Any
+    arguments: dict[str, Any]
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        return self.kernel.__name__
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiled:
+    """What the assembler reports: bytes of shared memory and of spilled registers, registers."""
+
+    name: str
+    capability: int
+    shared_bytes: int
+    spill_bytes: int
+    registers: int
+
+
+@contextlib.contextmanager
+def record_launches() -> Iterator[list[Launch]]:
+    """Collect launches inside the block; nothing runs, outputs stay as allocated."""
+    from triton.runtime.jit import JITFunction
+
+    launches: list[Launch] = []
+
+    def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
+        arguments = dict(zip(self.arg_names, args, strict=False))
+        options = {k: kwargs.pop(k) for k in ("num_warps", "num_stages", "maxnreg") if k in kwargs}
+        launches.append(Launch(self, arguments | kwargs, options))
+
+    with mock.patch.object(JITFunction, "run", run):
+        yield launches
+
+
+def compile_launch(launch: Launch, capability: int) -> Compiled:
+    """Compile one recorded launch for ``capability`` (90 means 9.0)."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    signature, constants, attributes = _describe(launch)
+    source = ASTSource(launch.kernel, signature, constants, attributes)
+    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
+    registers, spills = _assembler_report(built.asm["ptx"], capability)
+    return Compiled(launch.name, capability, built.metadata.shared, spills, registers)
+
+
+def _describe(launch: Launch) -> tuple[dict, dict, dict]:
+    """Triton's types, constants and divisibility hints of a launch's arguments."""
+    signature: dict[str, str] = {}
+    constants: dict[tuple[int, ...], Any] = {}
+    attributes: dict[tuple[int, ...], list] = {}
+    unspecialized = set(launch.kernel.do_not_specialize or ())
+    for index, parameter in enumerate(launch.kernel.params):
+        name = parameter.name
+        value = launch.arguments[name]
+        if parameter.is_constexpr or value is None:
+            signature[name], constants[(index,)] = "constexpr", value
+        elif hasattr(value, "block_shape"):
+            shape = ",".join(map(str, value.block_shape))
+            signature[name] = f"tensordesc<{_TRITON_TYPES[value.base.dtype]}[{shape}]>"
+        elif isinstance(value, torch.Tensor):
+            signature[name] = "*" + _TRITON_TYPES[value.dtype]
+            attributes[(index,)] = [["tt.divisibility", 16]]
+        elif isinstance(value, float):
+            signature[name] = "fp32"
+        elif value == 1 and name not in unspecialized:
+            signature[name], constants[(index,)] = "constexpr", 1
+        else:
+            signature[name] = "i32" if -(2**31) <= value < 2**31 else "i64"
+            if value % 16 == 0 and name not in unspecialized:
+                attributes[(index,)] = [["tt.divisibility", 16]]
+    return signature, constants, attributes
+
+
+def _assembler_report(ptx: str, capability: int) -> tuple[int, int]:
+    """Registers and spilled bytes, from ``ptxas -v``."""
+    import triton.backends.nvidia as nvidia
+
+    folder = Path(nvidia.__file__).parent / "bin"
+    ptxas = folder / ("ptxas-blackwell" if capability >= 100 else "ptxas")
+    if not ptxas.exists():
+        ptxas = folder / "ptxas"
+    architecture = f"sm_{capability}" + ("a" if capability >= 90 else "")
+    with tempfile.TemporaryDirectory() as scratch:
+        source = Path(scratch, "kernel.ptx")
+        source.write_text(ptx)
+        result = subprocess.run(
+            [str(ptxas), "-v", f"--gpu-name={architecture}", str(source), "-o", f"{scratch}/out"],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    registers = re.search(r"Used (\d+) registers", result.stderr)
+    spills = re.search(r"(\d+) bytes spill stores", result.stderr)
+    return int(registers[1]) if registers else 0, int(spills[1]) if spills else 0

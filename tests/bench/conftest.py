@@ -1,0 +1,61 @@
+"""A tiny model, fixed ceilings and a stand-in engine: the harness is tested, not the kernels."""
+
+import pytest
+import torch
+
+from fastswin.bench import suites
+from fastswin.bench.problems import Problem
+from fastswin.bench.roofline import Ceilings
+from fastswin.models import SwinConfig
+
+TINY = SwinConfig(
+    image_size=(16, 24),
+    embed_dim=24,
+    depths=(1, 2),
+    num_heads=(2, 4),
+    window_size=(2, 3),
+    num_classes=10,
+)
+
+
+class StandInEngine:
+    """Has the engine's constructor and call, and runs the source as it is."""
+
+    def __init__(self, source, precision="fp16", device=None):
+        self.model = source
+        self.dtype = {"fp32": torch.float32, "fp16": torch.float16}[precision]
+        self.device = torch.device(device)
+
+    def __call__(self, images):
+        with torch.inference_mode():
+            return self.model(images.float()).to(self.dtype)
+
+
+@pytest.fixture(autouse=True)
+def _two_threads():
+    torch.set_num_threads(2)
+
+
+@pytest.fixture
+def tiny_problem():
+    return Problem("tiny", "fp32", 2, TINY)
+
+
+@pytest.fixture
+def engine(monkeypatch):
+    """Installs :class:`StandInEngine`; tests may patch it further."""
+    monkeypatch.setattr("fastswin.engine.Engine", StandInEngine)
+    return StandInEngine
+
+
+@pytest.fixture
+def run_suite(monkeypatch, tmp_path, engine):
+    """``run_model_suite`` on the CPU with fixed ceilings, writing below ``tmp_path``."""
+    ceilings = Ceilings(0.01, {"fp32": 0.02, "tf32": 0.02, "fp16": 0.02, "bf16": 0.02})
+    monkeypatch.setattr(suites, "measure_ceilings", lambda device, dtypes: ceilings)
+
+    def run(problems, variants=("fastswin", "eager"), device="cpu", **options):
+        options = {"warmup": 0, "iterations": 1, **options}
+        return suites.run_model_suite(problems, variants, device, tmp_path, **options)
+
+    return run
