@@ -207,7 +207,7 @@ def failed_gates(scores: Mapping[str, Score], points: float = 0.1) -> list[str]:
         gap = score.percent(score.correct_top1) - expected.percent(expected.correct_top1)
         if abs(gap) > points + 1e-9:
             lines.append(
-                f"{name}: top-1 is {gap:+.2f} points off the reference's ({points} allowed)"
+                f"{name}: top-1 differs by {gap:+.2f} points from the reference's"
             )
         needed = MIN_AGREEMENT_PERCENT.get(name, 0.0)
         found = score.percent(score.agreeing)

@@ -173,9 +173,9 @@ def measure_problem(
             except Exception as error:
                 print(f"  {direction} {name}: {describe(error).message}", flush=True)
         timings = measure(built, make_clock(device), seconds=seconds)
-        error = checked.forward if direction == "forward" else checked.backward
+        worst = checked.forward if direction == "forward" else checked.backward
         for name, timing in timings.items():
-            records += _record(problem, name, direction, timing, floor_ms, inputs, error)
+            records += _record(problem, name, direction, timing, floor_ms, inputs, worst)
         del built
         release_memory()
     return records

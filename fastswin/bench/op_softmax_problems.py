@@ -152,7 +152,7 @@ class SoftmaxProblem:
         """:meth:`eager` on plain tensors, for ``torch.compile``."""
         if self.kind == "masked" and mask is not None:
             return (x * SCALE).masked_fill(mask, -math.inf).softmax(-1)
-        if self.kind == "window" and mask is not None:
+        if self.kind == "window" and mask is not None and bias is not None:
             windows, heads, n, _ = x.shape
             scores = (x + bias).view(-1, mask.shape[0], heads, n, n) + mask[:, None]
             return scores.view(windows, heads, n, n).softmax(-1)

@@ -30,6 +30,7 @@ from fastswin.bench.record import (
 )
 from fastswin.bench.roofline import measure_ceilings
 from fastswin.bench.source import SourceCache
+from fastswin.bench.timing import check_arguments
 
 Progress = Callable[[str], None]
 
@@ -111,6 +112,7 @@ def run_model_suite(
     """
     start = time.monotonic()
     names = _check_variants(variants)
+    check_arguments(seconds_per_contender, warmup, iterations)
     if not problems:
         raise ValueError("problems must hold at least one problem")
     target, notes = choose_device(device)

@@ -171,7 +171,7 @@ def measure(
     Raises:
         ValueError: ``seconds``, ``warmup`` or ``iterations`` is out of range.
     """
-    _check_arguments(seconds, warmup, iterations)
+    check_arguments(seconds, warmup, iterations)
     runs: list[_Run] = []
     results: dict[str, Timing | Failure] = {}
     with _no_garbage_collection():
@@ -274,7 +274,8 @@ def _finish(run: _Run, clock: Clock) -> Timing | Failure:
     return summarise(run.samples_ms, peak, run.graph, run.calls)
 
 
-def _check_arguments(seconds: float, warmup: int | None, iterations: int | None) -> None:
+def check_arguments(seconds: float, warmup: int | None, iterations: int | None) -> None:
+    """Raise the ValueError of :func:`measure`, for callers with work to do before it."""
     if seconds <= 0:
         raise ValueError(f"seconds must be positive, got {seconds}")
     if warmup is not None and warmup < 0:

@@ -15,16 +15,17 @@ from fastswin.ops.window_attention.geometry import relative_position_index, shif
 
 
 def ramp(window, scale=(1.0, 1.0)):
-    """A table ``0.1 * dy + 0.01 * dx`` ``[(2 Wh - 1) * (2 Ww - 1), 2]``; head 1 is its double."""
+    """``0.1 * dy + 0.01 * dx``, and head 1 turned: ``[(2 Wh - 1) * (2 Ww - 1), 2]``."""
     dy = torch.arange(-(window[0] - 1), window[0]) * scale[0]
     dx = torch.arange(-(window[1] - 1), window[1]) * scale[1]
-    plane = 0.1 * dy[:, None] + 0.01 * dx[None, :]
-    return torch.stack((plane, 2 * plane), -1).flatten(0, 1)
+    dy, dx = dy[:, None], dx[None, :]
+    return torch.stack((0.1 * dy + 0.01 * dx, 0.01 * dy + 0.1 * dx), -1).flatten(0, 1)
 
 
 @pytest.mark.parametrize(
     ("source", "target"),
-    [((7, 7), (12, 12)), ((12, 12), (7, 7)), ((8, 12), (12, 8)), ((8, 12), (7, 7)), ((4, 4), (4, 6))],
+    [((7, 7), (12, 12)), ((12, 12), (7, 7)), ((8, 12), (12, 8)), ((8, 12), (7, 7)),
+     ((4, 4), (4, 6))],
     ids=lambda w: f"{w[0]}x{w[1]}",
 )  # fmt: skip
 def test_ramp_is_preserved_inside(source, target):
@@ -116,8 +117,8 @@ def test_other_window_is_refused_by_default(trained):
     model, state = trained
     config = model.config.replace(window_size=12, image_size=(96, 96))
     message = (
-        r"layers.0.blocks.0.attn.relative_position_bias_table has shape \[169, 2\], the model needs "
-        r"\[529, 2\] for a window of 12x12; pass resize_bias='bicubic'"
+        r"layers.0.blocks.0.attn.relative_position_bias_table has shape \[169, 2\], the model "
+        r"needs \[529, 2\] for a window of 12x12; pass resize_bias='bicubic'"
     )
     with pytest.raises(CheckpointError, match=message):
         load_checkpoint(state, config=config)

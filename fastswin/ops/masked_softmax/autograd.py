@@ -88,15 +88,12 @@ class MaskedSoftmaxInPlace(torch.autograd.Function):
     """The in-place form under autograd: ``x`` is marked as modified and serves as the output."""
 
     @staticmethod
-    def forward(ctx, x, bias, mask, seq_lens, scale, causal, impl):  # type: ignore[override]
-        torch.ops.fastswin.masked_softmax_inplace(x, bias, mask, seq_lens, scale, causal, impl)
+    def forward(ctx: Any, x: torch.Tensor, *operands: Any) -> torch.Tensor:
+        torch.ops.fastswin.masked_softmax_inplace(x, *operands)
         ctx.mark_dirty(x)
+        _forward_context(ctx, (x, *operands), x)
         return x
 
     @staticmethod
-    def setup_context(ctx, inputs, output):  # type: ignore[override]
-        _forward_context(ctx, inputs, output)
-
-    @staticmethod
-    def backward(ctx, grad):  # type: ignore[override]
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple:
         return _forward_gradient(ctx, grad)

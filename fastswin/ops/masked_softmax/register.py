@@ -6,6 +6,8 @@ compiled graph holds one opaque node whatever runs it. Outputs are contiguous.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 
 from fastswin._triton.available import choose_impl, why_not_triton
@@ -46,7 +48,15 @@ def _implementation(
 
 
 @torch.library.impl("fastswin::masked_softmax_fwd", "default")
-def _fwd(x, bias, mask, seq_lens, scale, causal, impl) -> torch.Tensor:
+def _fwd(
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    seq_lens: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    impl: str,
+) -> torch.Tensor:
     chosen = _implementation("masked_softmax", impl, x, [bias, mask], seq_lens, causal)
     if chosen == "reference":
         return masked_softmax_ref(x, scale, bias, mask, causal, seq_lens).contiguous()
@@ -56,12 +66,28 @@ def _fwd(x, bias, mask, seq_lens, scale, causal, impl) -> torch.Tensor:
 
 
 @torch.library.register_fake("fastswin::masked_softmax_fwd")
-def _fwd_fake(x, bias, mask, seq_lens, scale, causal, impl) -> torch.Tensor:
+def _fwd_fake(
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    seq_lens: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    impl: str,
+) -> torch.Tensor:
     return torch.empty_like(x, memory_format=torch.contiguous_format)
 
 
 @torch.library.impl("fastswin::masked_softmax_inplace", "default")
-def _inplace(x, bias, mask, seq_lens, scale, causal, impl) -> None:
+def _inplace(
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    seq_lens: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    impl: str,
+) -> None:
     chosen = _implementation("masked_softmax_", impl, x, [bias, mask], seq_lens, causal)
     if chosen == "reference":
         x.copy_(masked_softmax_ref(x, scale, bias, mask, causal, seq_lens))
@@ -75,24 +101,52 @@ def _inplace(x, bias, mask, seq_lens, scale, causal, impl) -> None:
 
 
 @torch.library.register_fake("fastswin::masked_softmax_inplace")
-def _inplace_fake(x, bias, mask, seq_lens, scale, causal, impl) -> None:
+def _inplace_fake(
+    x: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    seq_lens: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    impl: str,
+) -> None:
     return None
 
 
 @torch.library.impl("fastswin::masked_softmax_bwd", "default")
-def _bwd(grad, y, bias, mask, seq_lens, scale, causal, needs, impl) -> Tensors3:
-    needs = tuple(needs)
+def _bwd(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    seq_lens: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    needs: Sequence[bool],
+    impl: str,
+) -> Tensors3:
+    wanted = (needs[0], needs[1], needs[2])
     summed = [t for t, needed in ((bias, needs[1]), (mask, needs[2])) if needed]
     chosen = _implementation("masked_softmax backward", impl, y, summed, seq_lens, causal)
     if chosen == "reference":
-        return masked_softmax_bwd_ref(grad, y, scale, bias, mask, needs)
+        return masked_softmax_bwd_ref(grad, y, scale, bias, mask, wanted)
     from fastswin.ops.masked_softmax.backward import masked_softmax_bwd
 
-    return masked_softmax_bwd(grad, y, bias, mask, seq_lens, scale, causal, needs)
+    return masked_softmax_bwd(grad, y, bias, mask, seq_lens, scale, causal, wanted)
 
 
 @torch.library.register_fake("fastswin::masked_softmax_bwd")
-def _bwd_fake(grad, y, bias, mask, seq_lens, scale, causal, needs, impl) -> Tensors3:
+def _bwd_fake(
+    grad: torch.Tensor,
+    y: torch.Tensor,
+    bias: torch.Tensor | None,
+    mask: torch.Tensor | None,
+    seq_lens: torch.Tensor | None,
+    scale: float,
+    causal: bool,
+    needs: Sequence[bool],
+    impl: str,
+) -> Tensors3:
     def like(t: torch.Tensor | None, needed: bool) -> torch.Tensor:
         if not needed or t is None:
             return y.new_empty(0)

@@ -31,7 +31,7 @@ def num_windows(map_size: Pair, window_size: Pair) -> Pair:
     return -(-map_size[0] // window_size[0]), -(-map_size[1] // window_size[1])
 
 
-def relative_position_index(window_size: Pair, device: torch.device) -> torch.Tensor:
+def relative_position_index(window_size: Pair, device: torch.device | str = "cpu") -> torch.Tensor:
     """Row of the bias table for each (query, key) pair: int64 ``[N, N]``."""
     rows, cols = window_size
     y, x = _token_coords(window_size, device)
@@ -55,7 +55,9 @@ def _token_coords(window_size: Pair, device: torch.device) -> tuple[torch.Tensor
     return y, x
 
 
-def window_kind_mask(window_size: Pair, shift_size: Pair, device: torch.device) -> torch.Tensor:
+def window_kind_mask(
+    window_size: Pair, shift_size: Pair, device: torch.device | str = "cpu"
+) -> torch.Tensor:
     """Shift mask of the four kinds of window: fp32 ``[4, N, N]``, 0 or -100."""
     y, x = _token_coords(window_size, device)
     below = (y >= window_size[0] - shift_size[0]).int()
@@ -67,7 +69,9 @@ def window_kind_mask(window_size: Pair, shift_size: Pair, device: torch.device) 
     return torch.stack(masks)
 
 
-def window_kinds(map_size: Pair, window_size: Pair, device: torch.device) -> torch.Tensor:
+def window_kinds(
+    map_size: Pair, window_size: Pair, device: torch.device | str = "cpu"
+) -> torch.Tensor:
     """Kind of each window of a map: int64 ``[nWh * nWw]``."""
     rows, cols = num_windows(map_size, window_size)
     last_row = (torch.arange(rows, device=device) == rows - 1).long()
@@ -76,7 +80,7 @@ def window_kinds(map_size: Pair, window_size: Pair, device: torch.device) -> tor
 
 
 def shift_attention_mask(
-    map_size: Pair, window_size: Pair, shift_size: Pair, device: torch.device
+    map_size: Pair, window_size: Pair, shift_size: Pair, device: torch.device | str = "cpu"
 ) -> torch.Tensor:
     """The reference's ``attn_mask``: fp32 ``[nW, N, N]``, 0 or -100."""
     masks = window_kind_mask(window_size, shift_size, device)

@@ -125,7 +125,7 @@ def window_attention_ref(
     q, k, v = (
         windows.reshape(count, tokens, 3, num_heads, head_dim).permute(2, 0, 3, 1, 4).unbind(0)
     )
-    mask = shift_attention_mask((H, W), window_size, shift_size).to(qkv.device) if shifted else None
+    mask = shift_attention_mask((H, W), window_size, shift_size, qkv.device) if shifted else None
     out = window_attention_partitioned_ref(
         q, k, v, bias, mask, scale, logit_scale, dropout_p, generator
     )
