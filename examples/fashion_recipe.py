@@ -24,7 +24,7 @@ CONFIG = SwinConfig(
     depths=(2, 4, 1),
     num_heads=(2, 4, 8),
     window_size=(7, 7),
-    drop_path_rate=0.1,
+    drop_path_rate=0.05,
 )
 
 #: The background of these images, normalised.
@@ -35,17 +35,17 @@ BLACK = -PREPROCESS.mean[0] / PREPROCESS.std[0]
 class Recipe:
     """What decides the weights, apart from the data, the seed and the card's arithmetic."""
 
-    batch: int = 512
+    batch: int = 256
     peak_learning_rate: float = 1.5e-3
     weight_decay: float = 0.05
     warmup_fraction: float = 0.05
-    label_smoothing: float = 0.1
+    label_smoothing: float = 0.05
     clip_grad_norm: float = 1.0
     ema_decay: float = 0.999
-    crop_padding: int = 2
+    crop_padding: int = 1
     flip_probability: float = 0.5
-    erase_probability: float = 0.3
-    mixup_alpha: float = 0.2
+    erase_probability: float = 0.1
+    mixup_alpha: float = 0.0
     max_epochs: int = 120
 
 

@@ -227,6 +227,8 @@ def main(arguments: list[str] | None = None) -> dict:
         peak_learning_rate=options.learning_rate,
         mixup_alpha=options.mixup_alpha,
     )
+    if options.device.startswith("cuda"):  # for what autocast leaves in fp32
+        torch.set_float32_matmul_precision("high")
     trainer = Trainer(options, recipe)
     device = trainer.device
     train, test = (

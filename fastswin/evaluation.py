@@ -206,9 +206,7 @@ def failed_gates(scores: Mapping[str, Score], points: float = 0.1) -> list[str]:
             lines.append(f"{name}: NaN or infinity in the logits of {score.non_finite} images")
         gap = score.percent(score.correct_top1) - expected.percent(expected.correct_top1)
         if abs(gap) > points + 1e-9:
-            lines.append(
-                f"{name}: top-1 differs by {gap:+.2f} points from the reference's"
-            )
+            lines.append(f"{name}: top-1 differs by {gap:+.2f} points from the reference's")
         needed = MIN_AGREEMENT_PERCENT.get(name, 0.0)
         found = score.percent(score.agreeing)
         if score.images and found < needed:

@@ -53,7 +53,7 @@ def _whole_rows(
             if block > 2 * next_power_of_2(keys) or lanes > WARP_LANES * warps * 2:
                 continue
             chunks = -(-keys // block)
-            if chunks > (8 if problem.kind == "tril" else 16):
+            if chunks > (4 if problem.kind == "tril" else 16):
                 continue
             for rows in (1, 2, 4, 8, 16, 32, 64, 128):
                 threads = WARP_LANES * warps

@@ -24,6 +24,7 @@ from fastswin.bench.record import (
     Key,
     make_document,
     make_run_info,
+    merge_records,
     record_key,
     result_path,
     save_records,
@@ -144,13 +145,14 @@ def run_model_suite(
         except Exception as error:
             failure = describe(error)
             found = [Outcome(problem, name, failure.status, failure.message) for name in names]
-        release_memory()
         red = [_key(problem, outcome.variant) for outcome in found if outcome.status == "red"]
         save_records(path, info, [o.record for o in found if o.record is not None], red)
+        release_memory()
         outcomes += found
         for outcome in found:
             progress(_line(outcome))
-    document = make_document(info, [o.record for o in outcomes if o.record is not None])
+    records = merge_records([], [o.record for o in outcomes if o.record is not None])
+    document = make_document(info, records)
     required = tuple(names) if variants is not None else None
     return SuiteResult(document, path, tuple(outcomes), tuple(notes), required)
 

@@ -13,6 +13,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastswin.bench.record import Document, Record
+from fastswin.bench.roofline import swin_flops
+from fastswin.models import VARIANTS
 
 #: Column order of the variants.
 VARIANT_ORDER = (
@@ -23,6 +25,8 @@ VARIANT_ORDER = (
     "jit-trace",
     "eager",
 )
+
+DTYPE_ORDER = ("fp32", "tf32", "fp16", "bf16", "int8", "int8_mode1", "int8_mode2", "fp8")
 
 #: The contender that speed-ups are taken over.
 BASELINE = "compile-reduce-overhead"
@@ -63,7 +67,7 @@ def make_table(document: Document, filters: Mapping[str, Sequence[str]] | None =
         group[record["variant"]] = record
     header = ("model", "dtype", "batch", *(f"{v} ms" for v in variants))
     header += ("speed-up", "% of roofline", "max abs err", "img/s")
-    rows = [_row(key, group, variants) for key, group in groups.items()]
+    rows = [_row(key, groups[key], variants) for key in sorted(groups, key=_place)]
     return Table(
         f"{document['suite']} on {document['gpu']}",
         header,
@@ -109,6 +113,15 @@ def print_table(table: Table) -> None:
     for row in table.rows:
         rich_table.add_row(*row)
     console.print(rich_table)
+
+
+def _place(key: tuple[str, str, int]) -> tuple[int, str, int, str, int]:
+    """Sorts rows by model size, then precision, then batch."""
+    case, dtype, batch = key
+    config = VARIANTS.get(case.partition(".")[0])
+    size = swin_flops(config, 1) if config else 0
+    order = DTYPE_ORDER.index(dtype) if dtype in DTYPE_ORDER else len(DTYPE_ORDER)
+    return size, case, order, dtype, batch
 
 
 def _row(

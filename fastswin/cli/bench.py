@@ -8,9 +8,12 @@ from typing import Annotated
 
 import typer
 
+from fastswin.bench.compile_cache import warm_compile_cache
+from fastswin.bench.contenders import COMPILED, VARIANTS
 from fastswin.bench.problems import SUITES
 from fastswin.bench.record import DEFAULT_ROOT
 from fastswin.bench.suites import run_model_suite
+from fastswin.bench.tables import make_table
 from fastswin.cli.exit_codes import CheckFailedError
 from fastswin.cli.options import Json, parse_device, split_list, split_numbers
 from fastswin.cli.output import Progress, note, print_json, print_table
@@ -37,6 +40,9 @@ def model(
     variant: Annotated[
         list[str] | None, typer.Option(help="Contenders; default: all that run here.")
     ] = None,
+    checkpoint: Annotated[
+        str | None, typer.Option(help="State dict for a single model; default: seeded weights.")
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
     out: Annotated[Path, typer.Option(help="Root folder of the records.")] = DEFAULT_ROOT,
     seconds: Annotated[float, typer.Option(min=0.01, help="Seconds per contender.")] = 1.0,
@@ -45,6 +51,9 @@ def model(
     deadline: Annotated[
         float | None, typer.Option(help="Start no problem after this many seconds.")
     ] = None,
+    compile_workers: Annotated[
+        int, typer.Option(min=0, help="On a GPU: compile in parallel first, measure after.")
+    ] = 0,
     json: Json = False,
 ) -> None:
     """Time whole models. Repeat an option or use commas for several values."""
@@ -56,11 +65,24 @@ def model(
     dtypes, batches = default_bench_grid(parse_device(device))
     dtypes = split_list(dtype, "--dtype") or dtypes
     batches = split_numbers(batch, "--batch") or batches
-    problems = [problem_for(*case) for case in itertools.product(names, dtypes, batches)]
+    if checkpoint is not None and len(names) != 1:
+        raise ValueError(f"--checkpoint fits one model, --model names {len(names)}")
+    cases = itertools.product(names, dtypes, batches)
+    problems = [problem_for(*case, checkpoint=checkpoint) for case in cases]
+    variants = split_list(variant, "--variant") or None
     with Progress("bench") as progress:
+        cold_build_s = {}
+        if compile_workers:
+            cold_build_s = warm_compile_cache(
+                problems,
+                compile_workers,
+                variants=[v for v in variants or VARIANTS if v in COMPILED],
+                device=device or "cuda",
+                progress=progress.say,
+            )
         result = run_model_suite(
             problems,
-            split_list(variant, "--variant") or None,
+            variants,
             device,
             out,
             seconds,
@@ -69,23 +91,14 @@ def model(
             warmup=warmup,
             iterations=iterations,
             deadline_s=deadline,
+            cold_build_s=cold_build_s,
         )
     if json:
         print_json(result.document | {"problems_found": result.problems_found})
     else:
-        print_table(
-            f"{result.document['gpu']}, records in {result.path}",
-            ("model", "dtype", "batch", "contender", "median ms", "p20", "p80", "p90", "n",
-             "roofline ms", "max abs err", "graph", "TF32"),
-            [
-                (r["case"], r["dtype"], r["batch"], r["variant"],
-                 *(f"{r[key]:.4g}" for key in ("median_ms", "p20_ms", "p80_ms", "p90_ms")),
-                 r["count"], f"{r['roofline_ms']:.3g}", f"{r['max_abs_err']:.1e}",
-                 "yes" if r["graph"] else "no", "on" if r["tf32"] else "off")
-                for r in result.document["records"]
-            ],
-            left=4,
-        )  # fmt: skip
+        table = make_table(result.document)
+        print_table(table.title, table.header, table.rows, left=2)
+        print(f"{table.caption}\nrecords: {result.path}")
     for line in result.problems_found[1:]:
         note(f"fastswin: {line}")
     if result.exit_code:

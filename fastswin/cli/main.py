@@ -15,6 +15,7 @@ import importlib.util
 import os
 import sys
 import traceback
+import warnings
 from collections.abc import Sequence
 
 from fastswin.cli import exit_codes
@@ -43,12 +44,14 @@ def run(arguments: list[str]) -> int:
     from fastswin.cli.app import app
 
     try:
-        command = _command(app)
-        code = command.main(
-            [a for a in arguments if a != "--debug"] or ["--help"],
-            prog_name="fastswin",
-            standalone_mode=False,
-        )
+        with warnings.catch_warnings():
+            if not debug:  # libraries' advice to programmers would bury the one line of an error
+                warnings.simplefilter("ignore")
+            code = _command(app).main(
+                [a for a in arguments if a != "--debug"] or ["--help"],
+                prog_name="fastswin",
+                standalone_mode=False,
+            )
         return code if isinstance(code, int) else exit_codes.OK
     except KeyboardInterrupt:
         print("fastswin: interrupted", file=sys.stderr)

@@ -39,13 +39,14 @@ def print_table(
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(title=title, title_justify="left", title_style="bold", box=None)
+    table = Table(box=None)
     for index, column in enumerate(columns):
         table.add_column(column, justify="left" if index < left else "right")
     for row in rows:
         table.add_row(*(Text(str(cell)) for cell in row))
     # a pipe has no width; wrapping there would split the rows of a table
     console = Console() if sys.stdout.isatty() else Console(width=200)
+    console.print(Text(title, style="bold"), soft_wrap=True)  # a path must not be broken
     console.print(table)
 
 

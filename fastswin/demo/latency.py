@@ -24,10 +24,21 @@ CPU_VARIANTS = ("fastswin", "eager", "jit-trace")
 COMPILE_S, LARGE_MODEL_S = 60.0, 30.0
 
 
-def problem_for(name: str, dtype: str, batch: int) -> Problem:
-    """A benchmark problem of a published name, or of a shipped model with its weights."""
+def problem_for(name: str, dtype: str, batch: int, checkpoint: str | None = None) -> Problem:
+    """A benchmark problem of a published name, or of a shipped model with its weights.
+
+    Args:
+        name: the model.
+        dtype, batch: as in :class:`~fastswin.bench.problems.Problem`.
+        checkpoint: state dict of a published model; None means seeded random weights.
+
+    Raises:
+        ValueError: an illegal dtype or batch, or a checkpoint for a shipped model.
+    """
     if name not in SHIPPED:
-        return Problem(name, dtype, batch)
+        return Problem(name, dtype, batch, checkpoint=checkpoint)
+    if checkpoint is not None:
+        raise ValueError(f"checkpoint: {name} has its own weights")
     path = shipped_checkpoint(name)
     config = load_checkpoint(path).model.config
     return Problem(name, dtype, batch, config=config, checkpoint=str(path))

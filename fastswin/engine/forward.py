@@ -161,10 +161,6 @@ class Forward:
         if block.norm1 is not None:
             branch = F.linear(attended, block.proj.weight, block.proj.library_bias)
             self._add_normed(x, branch, block.norm1, impl)
-        elif stage.proj == "triton":
-            ops.linear(
-                attended, block.proj.weight, block.proj.bias, residual=x, out=x, impl="triton"
-            )
         else:
             self._accumulate(x, attended, block.proj, deferred=stage.proj == "library")
 

@@ -2,14 +2,13 @@
 
 The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest first where it applies:
 
-    qkv    "fused"    LayerNorm inside the GEMM (x-stationary): small C, or small M
+    qkv    "fused"    LayerNorm inside the GEMM (x-stationary): small C, or small C and M
            "library"  our LayerNorm, then the library's GEMM
     attn   "triton"   shift, partition, bias, mask, softmax in one kernel
-    proj   "triton"   our GEMM with bias and residual in the epilogue
-           "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
+    proj   "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
                       carried as an offset that the next reader adds (forward.py)
-    mlp    "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 256, large M
-           "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M
+    mlp    "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M
+           "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: C <= 192, small M
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
     merge  "triton"   2x2 gather (+ LayerNorm) kernel, then the library's GEMM
 
@@ -34,14 +33,14 @@ from fastswin.ops.mlp.config import mlp_blocker
 
 Pair = tuple[int, int]
 
-#: Below this many tokens a stage is launch bound and column-split GEMMs win.
-SMALL_TOKENS = 4096
+#: Most tokens for which LayerNorm inside the qkv GEMM beats LayerNorm + library, by channels.
+FUSED_QKV_TOKENS = {128: 1 << 62, 192: 6500, 384: 200}
 
-#: Widest row for which the x-stationary GEMM beats LayerNorm + library at large M.
-FUSED_QKV_CHANNELS = 128
+#: Widest stage that the fused (or, below MLP_MIN_TOKENS, split) MLP serves.
+FUSED_MLP_CHANNELS = 192
 
-#: Widest stage in which our GEMM with residual beats the library's in-place product.
-TRITON_PROJ_CHANNELS = 128
+#: Fewest tokens that fill the card with the fused MLP's row blocks.
+FUSED_MLP_MIN_TOKENS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -157,36 +156,40 @@ def _choose(
     if not precision.half:
         why = f"{precision.name} products are fastest in the library"
         return choice | dict.fromkeys(("qkv", "proj", "mlp"), "library"), reasons | {"gemm": why}
-    small = M <= SMALL_TOKENS
-    hidden = config.hidden_dim(stage)
+    choice["proj"] = "library"
     post_norm = config.version == 2
-    no_fused_norm = layer_norm_linear_blocker(C)
-    no_fused_mlp = mlp_blocker(C, hidden, HIDDEN_STEP)
+    _choose_qkv(choice, reasons, C, M, post_norm)
+    _choose_mlp(choice, reasons, C, M, config.hidden_dim(stage), post_norm)
+    return choice, reasons
 
+
+def _choose_qkv(
+    choice: dict[str, str], reasons: dict[str, str], C: int, M: int, post_norm: bool
+) -> None:
+    choice["qkv"] = "library"
+    limit = next((most for widest, most in FUSED_QKV_TOKENS.items() if C <= widest), 0)
     if post_norm:
-        choice["qkv"], reasons["qkv"] = "library", "V2 has no LayerNorm in front of qkv"
-    elif no_fused_norm:
-        choice["qkv"], reasons["qkv"] = "library", no_fused_norm
-    elif small or C <= FUSED_QKV_CHANNELS:
-        choice["qkv"] = "fused"
-    else:
-        choice["qkv"] = "library"
+        reasons["qkv"] = "V2 has no LayerNorm in front of qkv"
+    elif blocker := layer_norm_linear_blocker(C):
+        reasons["qkv"] = blocker
+    elif limit < M:
         reasons["qkv"] = f"{M} rows of {C} channels: LayerNorm + library GEMM is faster"
-
-    if post_norm:
-        choice["proj"], reasons["proj"] = "library", "V2 normalises before the residual"
-    elif small or C <= TRITON_PROJ_CHANNELS:
-        choice["proj"] = "triton"
     else:
-        choice["proj"] = "library"
-        reasons["proj"] = f"{C} channels: the library accumulating in place is faster"
+        choice["qkv"] = "fused"
 
-    if no_fused_mlp is None and not small:
+
+def _choose_mlp(
+    choice: dict[str, str], reasons: dict[str, str], C: int, M: int, hidden: int, post_norm: bool
+) -> None:
+    choice["mlp"] = "library"
+    if blocker := mlp_blocker(C, hidden, HIDDEN_STEP):
+        reasons["mlp"] = blocker
+    elif C > FUSED_MLP_CHANNELS:
+        reasons["mlp"] = f"{C} channels: two GEMMs are faster"
+    elif M >= FUSED_MLP_MIN_TOKENS:
         choice["mlp"] = "fused"
-    elif small and not post_norm and no_fused_norm is None:
+    elif post_norm:
+        reasons["mlp"] = "V2 at few rows: the library fills the card better"
+    else:
         choice["mlp"] = "split"
         reasons["mlp"] = f"{M} rows: one program per row block would leave the card idle"
-    else:
-        choice["mlp"] = "library"
-        reasons["mlp"] = no_fused_mlp or "V2 at few rows: the library fills the card better"
-    return choice, reasons

@@ -19,16 +19,19 @@ Pair = tuple[int, int]
 CPB_HIDDEN = 512
 
 
-def log_spaced_coords(window_size: Pair, pretrained_window: int) -> torch.Tensor:
+def log_spaced_coords(
+    window_size: Pair, pretrained_window: int, device: torch.device | str = "cpu"
+) -> torch.Tensor:
     """Log-spaced offsets ``[(2 Wh - 1) * (2 Ww - 1), 2]`` in fp32, row offset first.
 
     Args:
         window_size: window ``(Wh, Ww)`` in tokens.
         pretrained_window: window the MLP was trained with; 0 means ``window_size``.
+        device: where to build them; a copy from the CPU could not be captured in a CUDA graph.
     """
     axes = []
     for side in window_size:
-        offset = torch.arange(-(side - 1), side, dtype=torch.float32)
+        offset = torch.arange(-(side - 1), side, dtype=torch.float32, device=device)
         # a window of one token has only offset 0; dividing by side - 1 would give NaN
         axes.append(offset / max((pretrained_window or side) - 1, 1) * 8.0)
     coords = torch.stack(torch.meshgrid(*axes, indexing="ij"), dim=-1).view(-1, 2)
@@ -53,5 +56,5 @@ class ContinuousPositionBias(nn.Sequential):
         first = self[0]
         assert isinstance(first, nn.Linear)
         weight = first.weight
-        coords = log_spaced_coords(self.window_size, self.pretrained_window)
-        return 16 * torch.sigmoid(self(coords.to(weight.device, weight.dtype)))
+        coords = log_spaced_coords(self.window_size, self.pretrained_window, weight.device)
+        return 16 * torch.sigmoid(self(coords.to(weight.dtype)))

@@ -1,7 +1,8 @@
 """Every published Swin Transformer by timm's name.
 
 The table restates the configurations of the reference repository (microsoft/Swin-Transformer,
-``configs/``); the names, and the ``.ms_*`` pretrained tags they accept, are timm's.
+``configs/``); the names, and the ``.ms_*`` pretrained tags they accept, are timm's. The two
+``window12_192`` models exist with ImageNet-22k heads only.
 """
 
 from __future__ import annotations
@@ -40,10 +41,10 @@ VARIANTS: dict[str, SwinConfig] = {
     "swinv2_small_window16_256": _variant(2, _SMALL, 16, 256),
     "swinv2_base_window8_256": _variant(2, _BASE, 8, 256),
     "swinv2_base_window16_256": _variant(2, _BASE, 16, 256),
-    "swinv2_base_window12_192": _variant(2, _BASE, 12, 192),
+    "swinv2_base_window12_192": _variant(2, _BASE, 12, 192, num_classes=21841),
     "swinv2_base_window12to16_192to256": _variant(2, _BASE, 16, 256, **_FROM_12),
     "swinv2_base_window12to24_192to384": _variant(2, _BASE, 24, 384, **_FROM_12),
-    "swinv2_large_window12_192": _variant(2, _LARGE, 12, 192),
+    "swinv2_large_window12_192": _variant(2, _LARGE, 12, 192, num_classes=21841),
     "swinv2_large_window12to16_192to256": _variant(2, _LARGE, 16, 256, **_FROM_12),
     "swinv2_large_window12to24_192to384": _variant(2, _LARGE, 24, 384, **_FROM_12),
 }

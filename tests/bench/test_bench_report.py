@@ -29,9 +29,9 @@ GOLDEN = """\
 | model | dtype | batch | fastswin ms | compile-reduce-overhead ms | eager ms | speed-up \
 | % of roofline | max abs err | img/s |
 | --- | --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |
+| swin_s | fp16 | 1 | - | - | 14.0 | - | - | - | - |
 | swin_t | fp16 | 32 | 1.000 | 3.050 | 10.6 | 3.05x | 41 | 4.0e-03 | 32000 |
 | swin_t | bf16 | 1 | 0.200 | - | 8.000 | 40.00x (eager) | - | - | 5000 |
-| swin_s | fp16 | 1 | - | - | 14.0 | - | - | - | - |
 
 NVIDIA H100 80GB HBM3; torch 2.11.0, Triton 3.6.0; commit 0123456789, fedcba9876-dirty; \
 2026-11-28T10:00:00Z; copy 3.02 TB/s, GEMM 700 TFLOP/s in the last run. Median latency in ms; \
@@ -55,10 +55,25 @@ def test_markdown_is_golden():
     assert to_markdown(make_table(DOCUMENT)) == GOLDEN
 
 
+def test_rows_go_from_small_to_large_models():
+    names = ["swin_base_patch4_window7_224", "swin_tiny_patch4_window7_224"]
+    records = [
+        {"case": name, "dtype": dtype, "batch": batch, "variant": "eager", "median_ms": 1.0}
+        for name in names
+        for dtype in ("bf16", "fp16")
+        for batch in (8, 1)
+    ]
+    rows = make_table({**DOCUMENT, "records": records}).rows
+    assert [row[0] for row in rows] == [names[1]] * 4 + [names[0]] * 4
+    assert [row[1:3] for row in rows[:4]] == [
+        ("fp16", "1"), ("fp16", "8"), ("bf16", "1"), ("bf16", "8"),
+    ]  # fmt: skip
+
+
 def test_text_columns_line_up():
     lines = to_text(make_table(DOCUMENT)).splitlines()
     place = lines[1].index("batch")
-    assert [line[place:].split()[0] for line in lines[2:5]] == ["32", "1", "1"]
+    assert [line[place:].split()[0] for line in lines[2:5]] == ["1", "32", "1"]
 
 
 def test_rich_and_plain_print_the_same_numbers(capsys):

@@ -24,7 +24,7 @@ def statuses(result):
 def test_record_states_what_was_measured(run_suite, tiny_problem, iterations, warmup):
     result = run_suite([tiny_problem], iterations=iterations, warmup=warmup)
     assert result.exit_code == 0
-    ours, eager = result.document["records"]
+    eager, ours = result.document["records"]
     assert (ours["variant"], eager["variant"]) == ("fastswin", "eager")
     for record in (ours, eager):
         assert record["count"] == iterations
@@ -97,7 +97,7 @@ def test_low_precision_is_judged_by_eager_in_that_precision(run_suite, tiny_prob
     problem = dataclasses.replace(tiny_problem, dtype="fp16")
     result = run_suite([problem])
     assert result.exit_code == 0
-    ours, eager = result.document["records"]
+    eager, ours = result.document["records"]
     assert eager["max_abs_err"] > 1e-4
     assert eager["gate_max_abs"] == pytest.approx(1.5 * eager["max_abs_err"], rel=0.05)
     assert ours["gate_rel_rms"] > ours["rel_rms_err"]

@@ -9,25 +9,15 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from small_models import GREY, PHOTO, PHOTO_CLASSES, make_model
 
 from fastswin.cli.main import run
 from fastswin.data.fashion_mnist import PREPROCESS, class_names
 from fastswin.data.preprocess import Preprocess, metadata_for
 from fastswin.data.shipped import SHIPPED
-from fastswin.models import SwinConfig, SwinTransformer, save_checkpoint
+from fastswin.models import save_checkpoint
 
 torch.set_num_threads(2)
-
-#: Grey 28x28 and ten classes like the shipped model, but 7x7 tokens and one stage.
-GREY = SwinConfig(
-    image_size=28, patch_size=4, in_channels=1, num_classes=10, embed_dim=24, depths=(2,),
-    num_heads=(2,), window_size=7,
-)  # fmt: skip
-PHOTO = SwinConfig(
-    image_size=32, patch_size=4, num_classes=6, embed_dim=24, depths=(2, 2), num_heads=(2, 4),
-    window_size=4,
-)  # fmt: skip
-PHOTO_CLASSES = ["ant", "bee", "cat", "dog", "eel", "fox"]
 
 
 class Finished(NamedTuple):
@@ -57,14 +47,6 @@ def cli(capsys):
         return Finished(code, captured.out, captured.err)
 
     return call
-
-
-def make_model(config: SwinConfig) -> SwinTransformer:
-    torch.manual_seed(0)
-    model = SwinTransformer(config)
-    with torch.no_grad():
-        model.head.weight.mul_(60)  # spreads the logits, so that top-1 is decided
-    return model.eval()
 
 
 @pytest.fixture(scope="session")

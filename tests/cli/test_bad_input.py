@@ -2,12 +2,13 @@
 
 import builtins
 import importlib.util
+import os
 import pickle
 
 import pytest
 import torch
-from conftest import PHOTO, make_model
 from PIL import Image
+from small_models import PHOTO, make_model
 
 from fastswin.cli import exit_codes
 from fastswin.cli.exit_codes import CheckFailedError, explain
@@ -89,8 +90,6 @@ def test_checkpoint_that_is_no_swin(cli, photos, tmp_path, kind, monkeypatch):
     assert done.code == 2
     assert len(done.error_line()) > len("fastswin: ")
     assert done.out == ""
-    import os
-
     assert "FASTSWIN_TEST_OWNED" not in os.environ
 
 
@@ -156,7 +155,15 @@ def test_without_pillow(cli, monkeypatch, photo_checkpoint, photos):
 
 
 def test_evaluate_refuses_data_that_does_not_fit(cli, photo_checkpoint, tmp_path):
-    common = ["evaluate", "--checkpoint", photo_checkpoint, "--device", "cpu", "--precision", "fp32"]
+    common = [
+        "evaluate",
+        "--checkpoint",
+        photo_checkpoint,
+        "--device",
+        "cpu",
+        "--precision",
+        "fp32",
+    ]
     refused(cli(*common), 2, "28x28", "data")
     refused(cli(*common, "--data", tmp_path / "absent"), 2, "data", "absent")
     refused(cli(*common, "--labels", tmp_path / "l.txt"), 2, "labels")

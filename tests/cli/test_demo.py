@@ -1,8 +1,10 @@
 """The demonstration on a small stand-in model: report, picture, gates, time limits."""
 
+import functools
 import json
 
 import pytest
+import torch
 from PIL import Image
 
 from fastswin.demo import figure as figure_module
@@ -17,6 +19,8 @@ def small_contest(monkeypatch, shipped):
     """Only the stand-in model is timed, briefly and without the compiler."""
     monkeypatch.setattr(latency_module, "COMPILE_S", float("inf"))
     monkeypatch.setattr(latency_module, "LARGE_MODEL_S", float("inf"))
+    brief = functools.partial(latency_module.run_model_suite, seconds_per_contender=0.05)
+    monkeypatch.setattr(latency_module, "run_model_suite", brief)
 
 
 def test_demo_report(cli, small_contest, tmp_path):
@@ -40,7 +44,9 @@ def test_demo_report(cli, small_contest, tmp_path):
 
 
 def test_demo_json(cli, shipped, tmp_path):
-    done = cli("demo", "--out", tmp_path, "--device", "cpu", "--limit", 50, "--no-latency", "--json")
+    done = cli(
+        "demo", "--out", tmp_path, "--device", "cpu", "--limit", 50, "--no-latency", "--json"
+    )
     assert done.code == 0
     assert done.json() == json.loads((tmp_path / "report.json").read_text())
 
@@ -78,15 +84,24 @@ def test_comparison_stops_when_time_is_up(monkeypatch):
     assert list(run_module._until(iter("abcd"), 2.0)) == ["a", "b"]
 
 
-def test_no_time_skips_the_dear_parts(shipped, tmp_path):
-    import torch
+@pytest.mark.parametrize(
+    ("deadline_s", "compiled", "large"),
+    [(0.0, False, False), (45.0, False, True), (None, True, True)],
+)
+def test_dear_parts_need_time(shipped, tmp_path, monkeypatch, deadline_s, compiled, large):
+    ran = []
 
+    def record(problems, variants, *_):
+        ran.append((problems[0].model, tuple(variants)))
+        return []
+
+    monkeypatch.setattr(latency_module, "_run", record)
     rows = measure_latency(
-        "swin_fashion_mnist", torch.device("cpu"), tmp_path, deadline_s=0.0, say=lambda line: None
+        "swin_fashion_mnist", torch.device("cpu"), tmp_path, deadline_s=deadline_s, say=print
     )
-    skipped = [(r["case"], r["variant"]) for r in rows if r["status"] == "skipped"]
-    assert ("swin_fashion_mnist", "compile") in skipped
-    assert (latency_module.LARGE_MODEL, "fastswin") in skipped
+    assert [("compile" in variants) for _, variants in ran] == [compiled] + [False] * large
+    assert {row["status"] for row in rows} <= {"skipped"}
+    assert (latency_module.LARGE_MODEL in {row["case"] for row in rows}) == (not large)
     assert red_rows(rows) == []
 
 

@@ -79,7 +79,7 @@ def test_shipped_checkpoint_that_is_absent(monkeypatch, tmp_path):
 
 
 def test_unknown_shipped_model():
-    with pytest.raises(ValueError, match="legal: .*swin_fashion_mnist"):
+    with pytest.raises(ValueError, match=r"legal: .*swin_fashion_mnist"):
         shipped_checkpoint("swin_mnist")
 
 

@@ -148,10 +148,12 @@ def _softmax_bwd_kernel(
 
 
 @triton.jit
-def _long_pair(y_row, g_row, col, live, limit, y_key, g_key, PREFIX: tl.constexpr):
+def _long_pair(
+    y_row, g_row, col, live, limit, y_key, g_key, PREFIX: tl.constexpr, POLICY: tl.constexpr
+):
     """y and g of one chunk ``col [P, V]`` of one row; zeros past the live prefix."""
-    y = tl.load(y_row + col * y_key, mask=col < limit, other=0.0)
-    g = tl.load(g_row + col * g_key, mask=col < limit, other=0.0)
+    y = tl.load(y_row + col * y_key, mask=col < limit, other=0.0, eviction_policy=POLICY)
+    g = tl.load(g_row + col * g_key, mask=col < limit, other=0.0, eviction_policy=POLICY)
     if PREFIX:
         y = tl.where(col < live, y, 0.0)
         g = tl.where(col < live, g, 0.0)
@@ -193,7 +195,9 @@ def _softmax_bwd_long_kernel(
     kept_y = ()
     kept_g = ()
     for c in tl.static_range(KEPT):
-        y, g = _long_pair(y_row, g_row, c * BLOCK + lane, live, limit, y_key, g_key, PREFIX)
+        y, g = _long_pair(
+            y_row, g_row, c * BLOCK + lane, live, limit, y_key, g_key, PREFIX, "evict_first"
+        )
         dots += tl.sum(y.to(tl.float32) * g.to(tl.float32), 1)
         kept_y = kept_y + (y,)
         kept_g = kept_g + (g,)
@@ -213,17 +217,19 @@ def _softmax_bwd_long_kernel(
             tl.store(partial_row + col, tl.zeros([P, V], tl.float32), mask=col < N)
     for back in range(KEPT, chunks):
         col = (chunks - 1 - (back - KEPT)) * BLOCK + lane
-        y_back, g_back = _long_pair(y_row, g_row, col, live, limit, y_key, g_key, PREFIX)
+        y_back, g_back = _long_pair(
+            y_row, g_row, col, live, limit, y_key, g_key, PREFIX, "evict_first"
+        )
         ds = y_back.to(tl.float32) * (g_back.to(tl.float32) - dot)
         if NEEDS_DX:
-            tl.store(dx_row + col, (ds * scale).to(dtype), mask=col < N)
+            tl.store(dx_row + col, (ds * scale).to(dtype), mask=col < N, cache_modifier=".cs")
         if NEEDS_SUM:
             tl.store(partial_row + col, ds, mask=col < N)
     for c in tl.static_range(KEPT):
         col = c * BLOCK + lane
         ds = kept_y[c].to(tl.float32) * (kept_g[c].to(tl.float32) - dot)
         if NEEDS_DX:
-            tl.store(dx_row + col, (ds * scale).to(dtype), mask=col < N)
+            tl.store(dx_row + col, (ds * scale).to(dtype), mask=col < N, cache_modifier=".cs")
         if NEEDS_SUM:
             tl.store(partial_row + col, ds, mask=col < N)
 
@@ -240,18 +246,24 @@ def masked_softmax_bwd(
     config: SoftmaxConfig | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """Launch; gradients of x, bias and float mask, an empty tensor where not needed."""
-    empty = y.new_empty(0)
     summed = {
         name: like
         for name, like, needed in (("bias", bias, needs[1]), ("mask", mask, needs[2]))
         if needed and like is not None
     }
-    dx = torch.empty_like(y, memory_format=torch.contiguous_format) if needs[0] else empty
+    if needs[0]:
+        dx = torch.empty_like(y, memory_format=torch.contiguous_format)
+    else:
+        dx = y.new_empty(0)
+
+    def result(name: str, found: dict[str, torch.Tensor]) -> torch.Tensor:
+        return found[name] if name in found else y.new_empty(0)
+
     if y.numel() == 0:
         zeros = {name: torch.zeros_like(like) for name, like in summed.items()}
-        return dx, zeros.get("bias", empty), zeros.get("mask", empty)
+        return dx, result("bias", zeros), result("mask", zeros)
     if not needs[0] and not summed:
-        return empty, empty, empty
+        return dx, y.new_empty(0), y.new_empty(0)
     problem = backward_problem(
         grad, y, dx if needs[0] else None, summed, seq_lens, scale, causal, config
     )
@@ -264,7 +276,7 @@ def masked_softmax_bwd(
         name: reduce_partial(problem.partial, problem.plan, name, like)
         for name, like in summed.items()
     }
-    return dx, results.get("bias", empty), results.get("mask", empty)
+    return dx, result("bias", results), result("mask", results)
 
 
 def reduce_partial(

@@ -11,7 +11,7 @@ Rows that fit in registers are a tuple of CHUNKS tiles [R, L]. L is a few lanes 
 rows, so a warp holds many rows, neighbouring lanes read neighbouring keys, and a block of R rows
 of 49 keys is one contiguous piece of memory. Longer rows go through two passes; the second one
 walks backwards, so what it re-reads is what the cache saw last, and the first chunks never leave
-the registers.
+the registers; stores are streamed past the cache for the same reason.
 
 The score is kept in natural units and exponentiated as ``exp2((s - max) * log2 e)``: scaling
 before the subtraction would lose the exactness of ``s - max`` at large scores. A row whose maximum
@@ -226,14 +226,14 @@ def _softmax_fwd_kernel(
 @triton.jit
 def _long_score(
     x_row, bias_row, mask_row, col, live, limit, scale, x_key, bias_key, mask_key,
-    HAS_BIAS: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr,
+    HAS_BIAS: tl.constexpr, MASK: tl.constexpr, WHOLE: tl.constexpr, POLICY: tl.constexpr,
 ):  # fmt: skip
     """fp32 scores of one chunk ``col [P, V]`` of one row; -inf past the live prefix."""
     keep = col < limit
     if WHOLE:
-        x = tl.load(x_row + col * x_key)
+        x = tl.load(x_row + col * x_key, eviction_policy=POLICY)
     else:
-        x = tl.load(x_row + col * x_key, mask=keep, other=0.0)
+        x = tl.load(x_row + col * x_key, mask=keep, other=0.0, eviction_policy=POLICY)
     s = x.to(tl.float32) * scale
     wide = col.to(tl.int64)
     if HAS_BIAS:
@@ -296,14 +296,14 @@ def _softmax_fwd_long_kernel(
     for c in tl.static_range(KEPT):
         s = _long_score(
             x_row, bias_row, mask_row, c * BLOCK + lane, live, limit, scale,
-            x_key, bias_key, mask_key, HAS_BIAS, MASK, False,
+            x_key, bias_key, mask_key, HAS_BIAS, MASK, False, "evict_first",
         )  # fmt: skip
         peak, total = _merge_chunk(peak, total, s)
         kept = kept + (s,)
     for c in range(KEPT, whole):
         s = _long_score(
             x_row, bias_row, mask_row, c * BLOCK + lane, live, limit, scale,
-            x_key, bias_key, mask_key, HAS_BIAS, MASK, True,
+            x_key, bias_key, mask_key, HAS_BIAS, MASK, True, "evict_last",
         )  # fmt: skip
         peak, total = _merge_chunk(peak, total, s)
     tail = tl.maximum(whole, KEPT)
@@ -311,7 +311,7 @@ def _softmax_fwd_long_kernel(
     if has_tail:
         s = _long_score(
             x_row, bias_row, mask_row, tail * BLOCK + lane, live, limit, scale, x_key, bias_key,
-            mask_key, HAS_BIAS, MASK, False,
+            mask_key, HAS_BIAS, MASK, False, "evict_last",
         )  # fmt: skip
         peak, total = _merge_chunk(peak, total, s)
 
@@ -324,28 +324,30 @@ def _softmax_fwd_long_kernel(
     dead = tail + has_tail.to(tl.int32)
     for c in range(dead, (N + BLOCK - 1) // BLOCK):
         col = c * BLOCK + lane
-        tl.store(out_row + col * out_key, tl.zeros([P, V], dtype), mask=col < N)
+        tl.store(
+            out_row + col * out_key, tl.zeros([P, V], dtype), mask=col < N, cache_modifier=".cs"
+        )
     if has_tail:
         col = tail * BLOCK + lane
         s = _long_score(
             x_row, bias_row, mask_row, col, live, limit, scale, x_key, bias_key, mask_key,
-            HAS_BIAS, MASK, False,
+            HAS_BIAS, MASK, False, "evict_first",
         )  # fmt: skip
         y = tl.exp2((s - top) * LOG2_E) * inverse
-        tl.store(out_row + col * out_key, y.to(dtype), mask=col < N)
+        tl.store(out_row + col * out_key, y.to(dtype), mask=col < N, cache_modifier=".cs")
     for back in range(KEPT, whole):
         c = whole - 1 - (back - KEPT)
         col = c * BLOCK + lane
         s = _long_score(
             x_row, bias_row, mask_row, col, live, limit, scale, x_key, bias_key, mask_key,
-            HAS_BIAS, MASK, True,
+            HAS_BIAS, MASK, True, "evict_first",
         )  # fmt: skip
         y = tl.exp2((s - top) * LOG2_E) * inverse
-        tl.store(out_row + col * out_key, y.to(dtype))
+        tl.store(out_row + col * out_key, y.to(dtype), cache_modifier=".cs")
     for c in tl.static_range(KEPT):
         col = c * BLOCK + lane
         y = tl.exp2((kept[c] - top) * LOG2_E) * inverse
-        tl.store(out_row + col * out_key, y.to(dtype), mask=col < N)
+        tl.store(out_row + col * out_key, y.to(dtype), mask=col < N, cache_modifier=".cs")
 
 
 def masked_softmax_fwd(

@@ -1,13 +1,18 @@
 """From tensors to kernel arguments, for both directions; no Triton here, so it is unit-tested.
 
-Row strides are passed in units of the largest power of two (up to 16 bytes) that divides them
-all, so that the compiler can prove alignment without a new compilation for every row length.
+Everything but the tensors themselves follows from shapes, strides and alignment, so it is worked
+out once per such signature and kept (:func:`_forward_layout`, :func:`_backward_layout`): a repeated
+call costs microseconds. Row strides are passed in units of the largest power of two (up to 16
+bytes) that divides them all, so that the compiler can prove alignment without a new compilation
+for every row length.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
 import torch
 
@@ -21,13 +26,41 @@ from fastswin.ops.masked_softmax.config import (
 )
 from fastswin.ops.masked_softmax.rows import RowPlan, Strides, plan_rows, power_of_2_divisor
 
+Shape = tuple[int, ...]
+
 #: Rows are numbered in 32 bits; elements in 64.
 MAX_ROWS = 2**31 - 2**16
 
 #: Largest grid: one axis only, so 65535 limits nothing.
 MAX_PROGRAMS = 2**31 - 1
 
-_MASK_KIND = {torch.bool: 1, torch.uint8: 1}
+#: Signatures whose layout is kept.
+CACHED_LAYOUTS = 4096
+
+MASK_KIND = {torch.bool: 1, torch.uint8: 1}
+
+NONE: Strides = (0, 0, 0, 0)
+
+
+class Operand(NamedTuple):
+    """What of a tensor decides a launch."""
+
+    shape: Shape
+    strides: Shape
+    itemsize: int
+    aligned: bool
+
+
+class Layout(NamedTuple):
+    """A launch without its tensors."""
+
+    plan: RowPlan
+    numbers: tuple[int, ...]
+    constants: dict[str, object]
+    programs: int
+    num_warps: int
+    long: bool
+    runs: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,28 +77,39 @@ class Problem:
     partial: torch.Tensor
 
 
+def describe(t: torch.Tensor) -> Operand:
+    """Shape, strides, element size and whether the first element is on a 16-byte boundary."""
+    return Operand(tuple(t.shape), t.stride(), t.element_size(), t.data_ptr() % 16 == 0)
+
+
 def why_not_planned(
     x: torch.Tensor, tensors: Sequence[torch.Tensor | None], causal: bool, lens: bool
 ) -> str | None:
     """None where the kernels can address this problem, else the reason."""
-    rows = x[..., 0].numel() if x.shape[-1] else 0
+    operands = tuple((tuple(t.shape), t.stride()) for t in tensors if t is not None)
+    return _why_not_planned(tuple(x.shape), operands, causal, lens)
+
+
+@functools.lru_cache(CACHED_LAYOUTS)
+def _why_not_planned(
+    shape: Shape, operands: tuple[tuple[Shape, Shape], ...], causal: bool, lens: bool
+) -> str | None:
+    rows = 1
+    for size in shape[:-1]:
+        rows *= size
     if rows > MAX_ROWS:
         return f"{rows} rows exceed {MAX_ROWS}"
-    shape = tuple(x.shape)
-    strides = {"x": contiguous_strides(shape)}
-    operands = [t for t in tensors if t is not None]
-    strides |= {str(i): broadcast_strides(t, shape) for i, t in enumerate(operands)}
+    strides: dict[str, Shape] = {"x": contiguous_strides(shape)}
+    strides |= {str(i): expanded(own, steps, shape) for i, (own, steps) in enumerate(operands)}
     strides |= _position_strides(shape, causal, lens)
     pinned = [n for n in strides if n != "x"] if operands else []
-    leading = {name: s[:-1] for name, s in strides.items()}
-    plan = plan_rows(shape[:-1], leading, pinned)
-    long = any(is_long(x.shape[-1], d, causal or lens) for d in ("forward", "backward"))
-    if plan is None or (long and plan.without_loop() is None):
+    long = any(is_long(shape[-1], d, causal or lens) for d in ("forward", "backward"))
+    if _plan(shape, strides, pinned, long) is None:
         return f"the broadcast pattern leaves more than three row axes in x's shape {shape}"
     return None
 
 
-def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
+def contiguous_strides(shape: Sequence[int]) -> Shape:
     """Strides of a contiguous tensor of ``shape``."""
     strides = [1] * len(shape)
     for axis in range(len(shape) - 2, -1, -1):
@@ -73,20 +117,14 @@ def contiguous_strides(shape: Sequence[int]) -> tuple[int, ...]:
     return tuple(strides)
 
 
-def broadcast_strides(t: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides of ``t`` as a broadcast view of ``shape``; no memory is touched."""
-    return t.expand(tuple(shape)).stride()
+def expanded(own: Shape, strides: Shape, shape: Shape) -> Shape:
+    """Strides of a tensor of shape ``own`` as a broadcast view of ``shape``: 0 where broadcast."""
+    lead = len(shape) - len(own)
+    steps = zip(own, strides, shape[lead:], strict=True)
+    return (0,) * lead + tuple(0 if n == 1 and full != 1 else s for n, s, full in steps)
 
 
-def _shape_strides(like: torch.Tensor, shape: Sequence[int]) -> tuple[int, ...]:
-    """Strides that ``like`` would have if contiguous, as a broadcast view of ``shape``."""
-    own = contiguous_strides(like.shape)
-    lead = len(shape) - like.ndim
-    moves = [0] * lead + [0 if like.shape[axis] == 1 else own[axis] for axis in range(like.ndim)]
-    return tuple(moves)
-
-
-def _position_strides(shape: Sequence[int], causal: bool, lens: bool) -> dict[str, tuple[int, ...]]:
+def _position_strides(shape: Shape, causal: bool, lens: bool) -> dict[str, Shape]:
     """Query index and sample index as operands: they pin the axes that they depend on."""
     axes = len(shape)
     strides = {}
@@ -97,30 +135,42 @@ def _position_strides(shape: Sequence[int], causal: bool, lens: bool) -> dict[st
     return strides
 
 
+def _plan(
+    shape: Shape, strides: Mapping[str, Sequence[int]], pinned: Sequence[str], long: bool
+) -> RowPlan | None:
+    leading = {name: s[:-1] for name, s in strides.items()}
+    plan = plan_rows(shape[:-1], leading, pinned)
+    if plan is not None and long and plan.without_loop() is None:
+        return None
+    return plan
+
+
 def _row_aligned(t: torch.Tensor) -> torch.Tensor:
     """``t`` with keys one element apart (or broadcast); a copy where they are not."""
     return t if t.shape[-1] == 1 or t.stride(-1) in (0, 1) else t.contiguous()
 
 
-def _alignment(strides: Strides, key_stride: int, itemsize: int) -> int:
+def _alignment(strides: Sequence[int], key_stride: int, itemsize: int) -> int:
     """Elements, up to 16 bytes, that divide every row stride."""
     if key_stride != 1:
         return 1
     return power_of_2_divisor(strides, max(1, 16 // itemsize))
 
 
+def _vector(operand: Operand, n_align: int) -> int:
+    """Elements of one load: what rows, row length and the tensor's start allow."""
+    if not operand.aligned:
+        return 1
+    steps = [s for n, s in zip(operand.shape[:-1], operand.strides[:-1], strict=True) if n > 1]
+    return min(_alignment(steps, operand.strides[-1], operand.itemsize), n_align)
+
+
 def _units(strides: Strides, align: int) -> tuple[int, ...]:
     return tuple(s // align for s in strides)
 
 
-def _vector(t: torch.Tensor, align: int, n_align: int) -> int:
-    """Elements of one load: what rows, row length and the tensor's start allow."""
-    vector = min(align, n_align)
-    return vector if t.data_ptr() % 16 == 0 else 1
-
-
 def _cut(
-    plan: RowPlan, config: SoftmaxConfig, device: torch.device
+    plan: RowPlan, config: SoftmaxConfig, multiprocessors: int
 ) -> tuple[RowPlan, int, int, int]:
     """Plan, row blocks, loop steps per program and runs for one config."""
     if config.long:
@@ -132,26 +182,15 @@ def _cut(
     blocks = -(-plan.rows // config.block_rows)
     steps = config.steps
     if steps == 0:
-        wanted = PROGRAMS_PER_MULTIPROCESSOR * multiprocessor_count(device)
+        wanted = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
         runs = min(plan.loop, max(1, -(-wanted // blocks)))
         steps = -(-plan.loop // runs)
     return plan, blocks, steps, -(-plan.loop // steps)
 
 
-def _plan(
-    shape: torch.Size, strides: Mapping[str, Sequence[int]], pinned: Sequence[str], long: bool
-) -> RowPlan | None:
-    leading = {name: s[:-1] for name, s in strides.items()}
-    plan = plan_rows(shape[:-1], leading, pinned)
-    if plan is not None and long and plan.without_loop() is None:
-        return None
-    return plan
-
-
 def _tiles(config: SoftmaxConfig, keys: int, vector: int) -> dict[str, object]:
     if config.long:
-        lanes = max(1, vector)
-        return {"P": config.block_keys // lanes, "V": lanes, "KEPT": config.kept}
+        return {"P": config.block_keys // vector, "V": vector, "KEPT": config.kept}
     return {
         "EVEN": keys % config.block_keys == 0,
         "R": config.block_rows,
@@ -160,24 +199,64 @@ def _tiles(config: SoftmaxConfig, keys: int, vector: int) -> dict[str, object]:
     }
 
 
-def _configure(
-    config: SoftmaxConfig | None,
-    keys: int,
-    vector: int,
-    itemsize: int,
-    direction: Direction,
-    prefix: bool,
-    looped: bool,
-) -> SoftmaxConfig:
-    if config is None:
-        return default_config(keys, vector, itemsize, direction, prefix, looped)
-    return config
-
-
 def _check_programs(programs: int) -> int:
     if programs > MAX_PROGRAMS:
         raise ValueError(f"{programs} programs exceed the grid limit {MAX_PROGRAMS}; split x")
     return programs
+
+
+@functools.lru_cache(CACHED_LAYOUTS)
+def _forward_layout(
+    x: Operand,
+    out: Operand,
+    bias: Operand | None,
+    mask: Operand | None,
+    mask_kind: int,
+    causal: bool,
+    lens: bool,
+    config: SoftmaxConfig | None,
+    multiprocessors: int,
+) -> Layout | None:
+    """Row plan, tiles and integer arguments; None where the rows cannot be folded."""
+    shape, keys = x.shape, x.shape[-1]
+    operands = {n: t for n, t in (("bias", bias), ("mask", mask)) if t is not None}
+    n_align = power_of_2_divisor((keys,), 16)
+    vector = _vector(x, n_align)
+    if config is None:
+        prefix, looped = causal or lens, bool(operands)
+        config = default_config(keys, vector, x.itemsize, "forward", prefix, looped)
+    strides = {"x": x.strides, "out": out.strides}
+    broadcast = {n: expanded(t.shape, t.strides, shape) for n, t in operands.items()}
+    strides |= broadcast | _position_strides(shape, causal, lens)
+    pinned = [n for n in strides if n not in ("x", "out")] if operands else []
+    folded = _plan(shape, strides, pinned, config.long)
+    if folded is None:
+        return None
+    plan, blocks, steps, runs = _cut(folded, config, multiprocessors)
+
+    key = {n: s[-1] for n, s in broadcast.items()} | {"x": x.strides[-1], "out": out.strides[-1]}
+    moves = {n: plan.strides.get(n, NONE) for n in ("x", "out", "bias", "mask", "query", "lens")}
+    align = {
+        n: _alignment(moves[n], key[n], t.itemsize)
+        for n, t in {"x": x, "out": out, **operands}.items()
+    }
+    for name in operands:  # wider bias or mask vectors than x's would cost a layout change
+        align[name] = min(align[name], align["x"])
+    units = {n: _units(s, align.get(n, 1)) for n, s in moves.items()}
+    numbers = (
+        plan.rows, blocks, plan.sizes[1], plan.sizes[2], keys // n_align, plan.loop, steps,
+        *units["x"], *units["out"], *units["bias"][1:], *units["mask"][1:],
+        *units["query"][1:], *units["lens"][1:],
+        key["x"], key["out"], key.get("bias", 0), key.get("mask", 0),
+    )  # fmt: skip
+    constants: dict[str, object] = {
+        "X_ALIGN": align["x"], "OUT_ALIGN": align["out"], "BIAS_ALIGN": align.get("bias", 1),
+        "MASK_ALIGN": align.get("mask", 1), "N_ALIGN": n_align,
+        "HAS_BIAS": bias is not None, "MASK": mask_kind, "CAUSAL": causal, "HAS_LENS": lens,
+        **_tiles(config, keys, vector),
+    }  # fmt: skip
+    programs = _check_programs(blocks * runs)
+    return Layout(plan, numbers, constants, programs, config.num_warps, config.long, runs)
 
 
 def forward_problem(
@@ -190,63 +269,85 @@ def forward_problem(
     causal: bool,
     config: SoftmaxConfig | None,
 ) -> Problem:
-    """Everything that the forward launch needs; ``out`` is contiguous or ``x`` itself."""
-    shape, keys = x.shape, x.shape[-1]
-    x = _row_aligned(x) if out is not x else x
-    operands = {n: t for n, t in (("bias", bias), ("mask", mask)) if t is not None}
-    n_align = power_of_2_divisor((keys,), 16)
-    prefix = causal or seq_lens is not None
+    """Everything that the forward launch needs; ``out`` is contiguous or ``x`` itself.
 
-    def planned(x: torch.Tensor, long: bool) -> RowPlan | None:
-        strides: dict[str, Sequence[int]] = {"x": x.stride(), "out": out.stride()}
-        strides |= {n: broadcast_strides(t, shape) for n, t in operands.items()}
-        strides |= _position_strides(shape, causal, seq_lens is not None)
-        pinned = [n for n in strides if n not in ("x", "out")] if operands else []
-        return _plan(shape, strides, pinned, long)
-
-    x_align = power_of_2_divisor(x.stride()[:-1] if x.ndim > 1 else (0,), 16 // x.element_size())
-    vector = _vector(x, x_align, n_align)
-    config = _configure(config, keys, vector, x.element_size(), "forward", prefix, bool(operands))
-    plan = planned(x, config.long)
-    if plan is None and out is not x:
-        x = x.contiguous()
-        plan = planned(x, config.long)
-    if plan is None:
-        raise RuntimeError(f"more than three row axes remain in x's shape {tuple(shape)}")
-    plan, blocks, steps, runs = _cut(plan, config, x.device)
-
-    key = {n: broadcast_strides(t, shape)[-1] for n, t in operands.items()}
-    key |= {"x": x.stride(-1), "out": out.stride(-1)}
-    none: Strides = (0, 0, 0, 0)
-    steps_of = {n: plan.strides.get(n, none) for n in ("x", "out", "bias", "mask", "query", "lens")}
-    align = {
-        n: _alignment(steps_of[n], key.get(n, 0), t.element_size())
-        for n, t in {"x": x, "out": out, **operands}.items()
-    }
-    for name in operands:  # wider bias or mask vectors than x's would cost a layout change
-        align[name] = min(align[name], align["x"])
-    units = {n: _units(s, align.get(n, 1)) for n, s in steps_of.items()}
-    placeholder = x
+    Raises:
+        RuntimeError: the rows cannot be folded (:func:`why_not_planned` tells beforehand).
+    """
+    source = x if out is x else _row_aligned(x)
+    kind = 0 if mask is None else MASK_KIND.get(mask.dtype, 2)
+    rest = (
+        describe(out),
+        None if bias is None else describe(bias),
+        None if mask is None else describe(mask),
+        kind, causal, seq_lens is not None, config, multiprocessor_count(x.device),
+    )  # fmt: skip
+    layout = _forward_layout(describe(source), *rest)
+    if layout is None and out is not x:
+        source = x.contiguous()
+        layout = _forward_layout(describe(source), *rest)
+    if layout is None:
+        raise RuntimeError(f"more than three row axes remain in x's shape {tuple(x.shape)}")
     arguments = (
-        x, out,
-        placeholder if bias is None else bias,
-        placeholder if mask is None else _bytes(mask),
-        placeholder if seq_lens is None else seq_lens,
-        scale, plan.rows, blocks, plan.sizes[1], plan.sizes[2], keys // n_align, plan.loop, steps,
-        *units["x"], *units["out"], *units["bias"][1:], *units["mask"][1:],
-        *units["query"][1:], *units["lens"][1:],
-        key["x"], key["out"], key.get("bias", 0), key.get("mask", 0),
+        source, out,
+        source if bias is None else bias,
+        source if mask is None else _bytes(mask),
+        source if seq_lens is None else seq_lens,
+        scale, *layout.numbers,
+    )  # fmt: skip
+    return Problem(
+        x.device, layout.plan, arguments, layout.constants, layout.programs, layout.num_warps,
+        layout.long, source,
+    )  # fmt: skip
+
+
+@functools.lru_cache(CACHED_LAYOUTS)
+def _backward_layout(
+    grad: Operand,
+    y: Operand,
+    needs_dx: bool,
+    summed: tuple[tuple[str, Shape], ...],
+    causal: bool,
+    lens: bool,
+    config: SoftmaxConfig | None,
+    multiprocessors: int,
+) -> Layout | None:
+    """Row plan, tiles and integer arguments; None where the rows cannot be folded."""
+    shape, keys = y.shape, y.shape[-1]
+    n_align = power_of_2_divisor((keys,), 16)
+    vector = min(_vector(y, n_align), _vector(grad, n_align))
+    if config is None:
+        direction: Direction = "backward"
+        prefix, looped = causal or lens, bool(summed)
+        config = default_config(keys, vector, y.itemsize, direction, prefix, looped)
+    strides = {"y": y.strides, "g": grad.strides, "dx": contiguous_strides(shape)}
+    # gradients are laid out by shape: where a bias is itself expanded, each element has its own
+    strides |= {n: expanded(own, contiguous_strides(own), shape) for n, own in summed}
+    strides |= _position_strides(shape, causal, lens)
+    pinned = [n for n in strides if n not in ("y", "g", "dx")] if summed else []
+    folded = _plan(shape, strides, pinned, config.long)
+    if folded is None:
+        return None
+    plan, blocks, steps, runs = _cut(folded, config, multiprocessors)
+    moves = {n: plan.strides.get(n, NONE) for n in ("y", "g", "dx", "query", "lens")}
+    align = {
+        "y": _alignment(moves["y"], y.strides[-1], y.itemsize),
+        "g": _alignment(moves["g"], grad.strides[-1], grad.itemsize),
+        "dx": _alignment(moves["dx"], 1, y.itemsize),
+    }
+    units = {n: _units(s, align.get(n, 1)) for n, s in moves.items()}
+    numbers = (
+        plan.rows, blocks, plan.sizes[1], plan.sizes[2], keys // n_align, plan.loop, steps,
+        *units["y"], *units["g"], *units["dx"], *units["query"][1:], *units["lens"][1:],
+        y.strides[-1], grad.strides[-1],
     )  # fmt: skip
     constants: dict[str, object] = {
-        "X_ALIGN": align["x"], "OUT_ALIGN": align["out"], "BIAS_ALIGN": align.get("bias", 1),
-        "MASK_ALIGN": align.get("mask", 1), "N_ALIGN": n_align,
-        "HAS_BIAS": bias is not None,
-        "MASK": 0 if mask is None else _MASK_KIND.get(mask.dtype, 2),
-        "CAUSAL": causal, "HAS_LENS": seq_lens is not None,
-        **_tiles(config, keys, vector),
+        "Y_ALIGN": align["y"], "G_ALIGN": align["g"], "DX_ALIGN": align["dx"],
+        "N_ALIGN": n_align, "CAUSAL": causal, "HAS_LENS": lens,
+        "NEEDS_DX": needs_dx, "NEEDS_SUM": bool(summed), **_tiles(config, keys, vector),
     }  # fmt: skip
     programs = _check_programs(blocks * runs)
-    return Problem(x.device, plan, arguments, constants, programs, config.num_warps, config.long, x)
+    return Layout(plan, numbers, constants, programs, config.num_warps, config.long, runs)
 
 
 def backward_problem(
@@ -259,64 +360,34 @@ def backward_problem(
     causal: bool,
     config: SoftmaxConfig | None,
 ) -> Problem:
-    """Everything that the backward launch needs; ``summed`` names the wanted sums of ds."""
-    shape, keys = y.shape, y.shape[-1]
-    grad = _row_aligned(grad)
-    y = _row_aligned(y)
-    n_align = power_of_2_divisor((keys,), 16)
-    prefix = causal or seq_lens is not None
-    pinned_sums = {n: _shape_strides(t, shape) for n, t in summed.items()}
+    """Everything that the backward launch needs; ``summed`` names the wanted sums of ds.
 
-    def planned(grad: torch.Tensor, y: torch.Tensor, long: bool) -> RowPlan | None:
-        strides: dict[str, Sequence[int]] = {"y": y.stride(), "g": grad.stride()}
-        strides["dx"] = contiguous_strides(shape)
-        strides |= pinned_sums
-        strides |= _position_strides(shape, causal, seq_lens is not None)
-        pinned = [n for n in strides if n not in ("y", "g", "dx")] if summed else []
-        return _plan(shape, strides, pinned, long)
-
-    def alignment_of(t: torch.Tensor) -> int:
-        if t.stride(-1) != 1:
-            return 1
-        return power_of_2_divisor(t.stride()[:-1] if t.ndim > 1 else (0,), 16 // t.element_size())
-
-    vector = min(_vector(y, alignment_of(y), n_align), _vector(grad, alignment_of(grad), n_align))
-    config = _configure(config, keys, vector, y.element_size(), "backward", prefix, bool(summed))
-    plan = planned(grad, y, config.long)
-    if plan is None:
+    Raises:
+        RuntimeError: the rows cannot be folded (:func:`why_not_planned` tells beforehand).
+    """
+    grad, y = _row_aligned(grad), _row_aligned(y)
+    rest = (
+        dx is not None, tuple((name, tuple(t.shape)) for name, t in summed.items()), causal,
+        seq_lens is not None, config, multiprocessor_count(y.device),
+    )  # fmt: skip
+    layout = _backward_layout(describe(grad), describe(y), *rest)
+    if layout is None:
         grad, y = grad.contiguous(), y.contiguous()
-        plan = planned(grad, y, config.long)
-    if plan is None:
-        raise RuntimeError(f"more than three row axes remain in y's shape {tuple(shape)}")
-    plan, blocks, steps, runs = _cut(plan, config, y.device)
-
+        layout = _backward_layout(describe(grad), describe(y), *rest)
+    if layout is None:
+        raise RuntimeError(f"more than three row axes remain in y's shape {tuple(y.shape)}")
     partial = y
     if summed:
-        partial = torch.empty(runs, *plan.sizes, keys, dtype=torch.float32, device=y.device)
-    none: Strides = (0, 0, 0, 0)
-    steps_of = {n: plan.strides.get(n, none) for n in ("y", "g", "dx", "query", "lens")}
-    align = {
-        "y": _alignment(steps_of["y"], y.stride(-1), y.element_size()),
-        "g": _alignment(steps_of["g"], grad.stride(-1), grad.element_size()),
-        "dx": _alignment(steps_of["dx"], 1, y.element_size()),
-    }
-    units = {n: _units(s, align.get(n, 1)) for n, s in steps_of.items()}
+        sizes = (layout.runs, *layout.plan.sizes, y.shape[-1])
+        partial = torch.empty(sizes, dtype=torch.float32, device=y.device)
     arguments = (
-        y, grad, y if dx is None else dx, partial, y if seq_lens is None else seq_lens,
-        scale, plan.rows, blocks, plan.sizes[1], plan.sizes[2], keys // n_align, plan.loop, steps,
-        *units["y"], *units["g"], *units["dx"], *units["query"][1:], *units["lens"][1:],
-        y.stride(-1), grad.stride(-1),
+        y, grad, y if dx is None else dx, partial, y if seq_lens is None else seq_lens, scale,
+        *layout.numbers,
     )  # fmt: skip
-    constants: dict[str, object] = {
-        "Y_ALIGN": align["y"], "G_ALIGN": align["g"], "DX_ALIGN": align["dx"],
-        "N_ALIGN": n_align, "CAUSAL": causal, "HAS_LENS": seq_lens is not None,
-        "NEEDS_DX": dx is not None, "NEEDS_SUM": bool(summed),
-        **_tiles(config, keys, vector),
-    }  # fmt: skip
-    programs = _check_programs(blocks * runs)
     return Problem(
-        y.device, plan, arguments, constants, programs, config.num_warps, config.long, partial
-    )
+        y.device, layout.plan, arguments, layout.constants, layout.programs, layout.num_warps,
+        layout.long, partial,
+    )  # fmt: skip
 
 
 def _bytes(mask: torch.Tensor) -> torch.Tensor:

@@ -78,8 +78,11 @@ def masked_softmax_bwd_ref(
     wide = y.to(compute)
     g = grad.to(compute)
     ds = wide * (g - (g * wide).sum(-1, keepdim=True))
-    empty = y.new_empty(0)
-    dx = (ds * scale).to(y.dtype, memory_format=torch.contiguous_format) if needs[0] else empty
-    dbias = ds.sum_to_size(bias.shape).to(bias.dtype) if needs[1] and bias is not None else empty
-    dmask = ds.sum_to_size(mask.shape).to(mask.dtype) if needs[2] and mask is not None else empty
-    return dx, dbias, dmask
+
+    def summed(like: torch.Tensor | None, needed: bool) -> torch.Tensor:
+        if not needed or like is None:
+            return y.new_empty(0)
+        return ds.sum_to_size(like.shape).to(like.dtype, copy=True).contiguous()
+
+    dx = ds * scale if needs[0] else y.new_empty(0)
+    return dx.to(y.dtype).contiguous(), summed(bias, needs[1]), summed(mask, needs[2])

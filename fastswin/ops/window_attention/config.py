@@ -83,7 +83,7 @@ def default_config(
     # enough programs to fill the card three times; beyond that, longer head loops pipeline better
     wanted = 3 * multiprocessors
     heads = 1
-    for candidate in range(2, min(num_heads, 8) + 1):
+    for candidate in range(2, min(num_heads, 6) + 1):
         programs = windows * (num_heads // candidate) * (1 if tiles else query_blocks)
         if num_heads % candidate == 0 and programs >= wanted:
             heads = candidate

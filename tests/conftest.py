@@ -1,0 +1,43 @@
+"""One rule for every test: kernels run natively on a GPU, else in Triton's interpreter.
+
+Tests marked ``gpu`` are deselected (not skipped) on a machine without one, so that a run reports
+only what it checked.
+"""
+
+from __future__ import annotations
+
+import os
+
+import pytest
+import torch
+
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
+
+torch.set_num_threads(2)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if torch.cuda.is_available():
+        return
+    gpu = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu:
+        config.hook.pytest_deselected(items=gpu)
+        items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+@pytest.fixture
+def device() -> torch.device:
+    """Where kernels run in this process."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+@pytest.fixture
+def randn(device: torch.device):
+    """Seeded normal numbers on the device of the test."""
+    generator = torch.Generator().manual_seed(7)
+
+    def make(*shape, dtype=torch.float32, spread=1.0):
+        return (spread * torch.randn(*shape, generator=generator)).to(dtype).to(device)
+
+    return make
