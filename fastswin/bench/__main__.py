@@ -9,12 +9,21 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 
 from fastswin.bench.compile_cache import warm_compile_cache
 from fastswin.bench.contenders import COMPILED, VARIANTS
-from fastswin.bench.problems import PRECISIONS, SUITES, make_problems, parse_batches, parse_names
+from fastswin.bench.parallel import run_parallel
+from fastswin.bench.problems import (
+    PRECISIONS,
+    SUITES,
+    Problem,
+    make_problems,
+    parse_batches,
+    parse_names,
+)
 from fastswin.bench.record import DEFAULT_ROOT
 from fastswin.bench.suites import choose_device, run_model_suite
 from fastswin.bench.tables import make_table, print_table
@@ -36,6 +45,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.checkpoint,
         )
         variants = options.variants and parse_names(options.variants, list(VARIANTS), "variants")
+        if options.processes:
+            return _run_parallel(problems, variants, options)
         cold_build_s = {}
         if options.compile_workers and not on_cpu:
             cold_build_s = warm_compile_cache(
@@ -71,6 +82,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return result.exit_code
 
 
+def _run_parallel(
+    problems: list[Problem], variants: list[str] | None, options: argparse.Namespace
+) -> int:
+    def wait_for_file() -> None:
+        while options.wait_for and not options.wait_for.exists():
+            time.sleep(0.5)
+
+    wrong = run_parallel(
+        problems, options.processes, variants, device=options.device, suite=options.suite,
+        out=options.out, seconds_per_contender=options.seconds, build_s=options.compile_s,
+        start_timing=wait_for_file, progress=_progress,
+    )  # fmt: skip
+    for line in wrong:
+        _progress(f"not measured: {line}")
+    return 1 if wrong else 0
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m fastswin.bench", description=__doc__)
     parser.add_argument("suite", choices=sorted(SUITES))
@@ -86,6 +114,8 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--iterations", type=int, help="exact number of samples")
     parser.add_argument("--deadline-s", type=float, help="start no problem later than this")
     parser.add_argument("--compile-workers", type=int, default=0, help="compile ahead in parallel")
+    parser.add_argument("--processes", type=int, help="build this many problems side by side")
+    parser.add_argument("--wait-for", type=Path, help="with --processes: time once this exists")
     parser.add_argument("--compile-s", type=float, default=600.0, help="limit for compiling ahead")
     parser.add_argument("--json", action="store_true", help="print the records, not a table")
     return parser

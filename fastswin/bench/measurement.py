@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 
@@ -16,6 +17,9 @@ from fastswin.bench.record import Record, RunInfo, stamp
 from fastswin.bench.roofline import Ceilings, roofline_ms, swin_flops
 from fastswin.bench.source import Source
 from fastswin.bench.timing import Candidate, Timing, make_clock, measure
+
+#: Entered while a problem has the device to itself.
+Exclusive = Callable[[], contextlib.AbstractContextManager[object]]
 
 #: Distinct image batches that the timed calls rotate through.
 INPUT_SETS = 4
@@ -61,7 +65,9 @@ class Measurement:
         iterations: int | None,
         cold_build_s: Mapping[tuple[Problem, str], float],
         progress: Callable[[str], None],
+        exclusive: Exclusive = contextlib.nullcontext,
     ) -> list[Outcome]:
+        """Build and check all contenders, then time them inside ``exclusive()``."""
         problem = self.problem
         release_memory()
         gate = make_gate(self.source, problem, self.device)
@@ -78,13 +84,14 @@ class Measurement:
             else:
                 checked[name] = result
         candidates = [_candidate(contender, images) for contender, _ in checked.values()]
-        timings = measure(
-            candidates,
-            make_clock(self.device),
-            seconds=seconds,
-            warmup=warmup,
-            iterations=iterations,
-        )
+        with exclusive():
+            timings = measure(
+                candidates,
+                make_clock(self.device),
+                seconds=seconds,
+                warmup=warmup,
+                iterations=iterations,
+            )
         outcomes = []
         for name in names:
             timing = failures.get(name) or timings[name]

@@ -16,7 +16,7 @@ import torch
 
 from fastswin.bench.contenders import COMPILED, VARIANTS
 from fastswin.bench.failures import describe, release_memory
-from fastswin.bench.measurement import Measurement, Outcome
+from fastswin.bench.measurement import Exclusive, Measurement, Outcome
 from fastswin.bench.problems import Problem
 from fastswin.bench.record import (
     DEFAULT_ROOT,
@@ -29,7 +29,7 @@ from fastswin.bench.record import (
     result_path,
     save_records,
 )
-from fastswin.bench.roofline import measure_ceilings
+from fastswin.bench.roofline import Ceilings, measure_ceilings
 from fastswin.bench.source import SourceCache
 from fastswin.bench.timing import check_arguments
 
@@ -87,6 +87,8 @@ def run_model_suite(
     iterations: int | None = None,
     deadline_s: float | None = None,
     cold_build_s: Mapping[tuple[Problem, str], float] | None = None,
+    ceilings: Ceilings | None = None,
+    exclusive: Exclusive = contextlib.nullcontext,
 ) -> SuiteResult:
     """Check and time every contender on every problem.
 
@@ -103,6 +105,8 @@ def run_model_suite(
         warmup, iterations: exact numbers of discarded calls and of samples; None chooses.
         deadline_s: problems that would start later than this are skipped (exit code 1).
         cold_build_s: from :func:`~fastswin.bench.compile_cache.warm_compile_cache`.
+        ceilings: copy and GEMM rates; None measures them first.
+        exclusive: entered around each problem's timing, for runs that build in parallel.
 
     Returns:
         Outcomes of all, and the exit code.
@@ -117,9 +121,9 @@ def run_model_suite(
     if not problems:
         raise ValueError("problems must hold at least one problem")
     target, notes = choose_device(device)
-    clock_dtype = "fp16" if target.type == "cuda" else "fp32"
-    with _current(target):
-        ceilings = measure_ceilings(target, [clock_dtype, *(p.dtype for p in problems)])
+    clock_dtype = clock_precision(target)
+    if ceilings is None:
+        ceilings = measure_device(target, problems)
     info = make_run_info(suite, target, ceilings.copy_tbs, ceilings.gemm_tflops[clock_dtype])
     path = result_path(Path(out), info)
     save_records(path, info, [])  # fails here, not after an hour, where out cannot be written
@@ -140,7 +144,13 @@ def run_model_suite(
             with _current(target):
                 measured = Measurement(problem, sources.get(problem), target, ceilings, info)
                 found = measured.run(
-                    names, seconds_per_contender, warmup, iterations, cold_build_s or {}, progress
+                    names,
+                    seconds_per_contender,
+                    warmup,
+                    iterations,
+                    cold_build_s or {},
+                    progress,
+                    exclusive,
                 )
         except Exception as error:
             failure = describe(error)
@@ -155,6 +165,17 @@ def run_model_suite(
     document = make_document(info, records)
     required = tuple(names) if variants is not None else None
     return SuiteResult(document, path, tuple(outcomes), tuple(notes), required)
+
+
+def clock_precision(device: torch.device) -> str:
+    """Precision of the GEMM rate in a record's head."""
+    return "fp16" if device.type == "cuda" else "fp32"
+
+
+def measure_device(device: torch.device, problems: Sequence[Problem]) -> Ceilings:
+    """Copy and GEMM rates for the precisions of these problems."""
+    with _current(device):
+        return measure_ceilings(device, [clock_precision(device), *(p.dtype for p in problems)])
 
 
 def choose_device(device: str | torch.device | None) -> tuple[torch.device, list[str]]:

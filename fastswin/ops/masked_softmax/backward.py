@@ -202,8 +202,9 @@ def _softmax_bwd_long_kernel(
         kept_y = kept_y + (y,)
         kept_g = kept_g + (g,)
     for c in range(KEPT, chunks):
+        col = c * BLOCK + lane
         y_chunk, g_chunk = _long_pair(
-            y_row, g_row, c * BLOCK + lane, live, limit, y_key, g_key, PREFIX
+            y_row, g_row, col, live, limit, y_key, g_key, PREFIX, "evict_last"
         )
         dots += tl.sum(y_chunk.to(tl.float32) * g_chunk.to(tl.float32), 1)
     dot = tl.sum(dots, 0)

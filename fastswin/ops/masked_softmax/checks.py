@@ -108,6 +108,11 @@ def check_seq_lens(seq_lens: torch.Tensor, x: torch.Tensor) -> None:
         raise ValueError(
             f"seq_lens is on {seq_lens.device} and x on {x.device}; use x's device or the CPU"
         )
+    if seq_lens.device != x.device and not values_readable(x) and x.is_cuda:
+        raise ValueError(
+            f"seq_lens is on the CPU; while compiling or capturing a CUDA graph it must be on "
+            f"x's device {x.device}"
+        )
     if seq_lens.numel() == 0 or not values_readable(seq_lens):
         return
     low, high = torch.stack(seq_lens.aminmax()).tolist()
