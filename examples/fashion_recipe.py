@@ -16,8 +16,8 @@ from fastswin.data.fashion_mnist import PREPROCESS
 from fastswin.models import SwinConfig
 
 CONFIG = SwinConfig(
-    image_size=(28, 28),
-    patch_size=1,
+    image_size=(112, 112),
+    patch_size=4,
     in_channels=1,
     num_classes=10,
     embed_dim=64,
@@ -35,8 +35,8 @@ BLACK = -PREPROCESS.mean[0] / PREPROCESS.std[0]
 class Recipe:
     """What decides the weights, apart from the data, the seed and the card's arithmetic."""
 
-    batch: int = 256
-    peak_learning_rate: float = 1.5e-3
+    batch: int = 512
+    peak_learning_rate: float = 2e-3
     weight_decay: float = 0.05
     warmup_fraction: float = 0.05
     label_smoothing: float = 0.05
@@ -44,7 +44,7 @@ class Recipe:
     ema_decay: float = 0.999
     crop_padding: int = 1
     flip_probability: float = 0.5
-    erase_probability: float = 0.1
+    erase_probability: float = 0.15
     mixup_alpha: float = 0.0
     max_epochs: int = 120
 

@@ -90,7 +90,7 @@ def classify_files(
     for chunk in _chunks(paths, batch):
         pixels = load_images(chunk, preprocess).to(device)
         with torch.no_grad():
-            logits = forward(preprocess.normalise(pixels))
+            logits = forward(preprocess(pixels))
         rows = top_guesses(logits, class_names, top)
         for path, guesses in zip(chunk, rows, strict=True):
             yield Prediction(str(path), guesses)

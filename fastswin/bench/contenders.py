@@ -45,6 +45,7 @@ class Contender:
         build_s: seconds to build, compile, capture and answer the first call.
         held_before_mib: device memory in use before it was built.
         scope: context that each call runs in.
+        keep: whatever must outlive ``forward`` (a captured graph's weights).
     """
 
     variant: str
@@ -54,6 +55,7 @@ class Contender:
     build_s: float
     held_before_mib: float
     scope: Callable[[], contextlib.AbstractContextManager[None]]
+    keep: object = None
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """Answer in fp32, cloned: graph outputs are overwritten by the next call."""
@@ -67,6 +69,7 @@ class _Built:
 
     forward: Forward
     graph: bool = False
+    keep: object = None
 
 
 def build_contender(
@@ -101,7 +104,9 @@ def build_contender(
         if images.is_cuda:
             torch.cuda.synchronize()
     build_s = time.perf_counter() - start
-    return Contender(variant, built.forward, built.graph, problem.tf32, build_s, held, scope)
+    return Contender(
+        variant, built.forward, built.graph, problem.tf32, build_s, held, scope, built.keep
+    )
 
 
 def model_for(source: Source, problem: Problem, device: torch.device) -> nn.Module:
@@ -156,7 +161,8 @@ def _eager_graph(source: Source, problem: Problem, images: torch.Tensor) -> _Bui
         graph.replay()
         return static_logits
 
-    return _Built(forward, graph=True)
+    # the graph holds addresses, not references: freed weights would be read all the same
+    return _Built(forward, graph=True, keep=model)
 
 
 def _compile(source: Source, problem: Problem, images: torch.Tensor) -> _Built:

@@ -10,6 +10,7 @@ is read and written once by an ideal kernel, dead tiles of a causal problem not 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import sys
 import time
@@ -30,9 +31,14 @@ SUITE = "softmax"
 #: Input sets of one problem hold at least this together, so that no call finds its data in L2.
 DISTINCT_BYTES = 2**28
 
-#: Problems below this are also timed as a captured forward and backward.
-SMALL_BYTES = 2**26
+#: Problems with less are timed as CUDA graphs of several calls: they are shorter than a launch.
+CAPTURED_BYTES = 2**29
+CAPTURED_CALLS = 16
 
+#: Calls of each contender before anything is captured or timed.
+WARM_CALLS = 3
+
+Call = Callable[[], object]
 Function = Callable[..., torch.Tensor]
 
 
@@ -104,43 +110,45 @@ def _with_graph(
     return y, [x] if bias is None else [x, bias], inputs.grad
 
 
-def _candidates(
-    problem: SoftmaxProblem, sets: Sequence[Inputs], direction: str
-) -> list[tuple[str, Callable[[], Candidate]]]:
-    variants: dict[str, Function] = {
-        "fastswin": problem.fastswin,
-        "eager": problem.eager,
-        "compile": _compiled(problem.eager_function),
-    }
+def _make_call(function: Function, sets: Sequence[Inputs], direction: str) -> Call:
+    """One call on the next input set; a backward replays one of the graphs built here."""
+    turn = iter(range(2**62))
+    if direction == "forward":
 
-    def build(name: str, function: Function) -> Candidate:
-        turn = iter(range(2**62))
-        if direction == "forward":
+        def forward() -> object:
+            with torch.no_grad():
+                return function(sets[next(turn) % len(sets)])
 
-            def forward() -> object:
-                with torch.no_grad():
-                    return function(sets[next(turn) % len(sets)])
+        return forward
+    graphs = [_with_graph(function, inputs) for inputs in sets]
 
-            forward()
-            return Candidate(name, forward, capturable=True)
-        if direction == "step":
+    def backward() -> object:
+        y, leaves, grad = graphs[next(turn) % len(graphs)]
+        return torch.autograd.grad(y, leaves, grad, retain_graph=True)
 
-            def step() -> object:
-                y, leaves, grad = _with_graph(function, sets[next(turn) % len(sets)])
-                return torch.autograd.grad(y, leaves, grad)
+    return backward
 
-            step()
-            return Candidate(name, step, capturable=True)
-        graphs = [_with_graph(function, inputs) for inputs in sets]
 
-        def backward() -> object:
-            y, leaves, grad = graphs[next(turn) % len(graphs)]
-            return torch.autograd.grad(y, leaves, grad, retain_graph=True)
+def _candidate(
+    name: str, function: Function, sets: Sequence[Inputs], direction: str, captured: bool
+) -> Candidate:
+    """Warm contender; ``captured`` makes it the replay of a graph of :data:`CAPTURED_CALLS`.
 
-        backward()
-        return Candidate(name, backward)
-
-    return [(n, lambda n=n, f=f: build(n, f)) for n, f in variants.items()]  # type: ignore[misc]
+    A backward runs on the stream of its forward, so both are made on the stream of the capture.
+    """
+    stream = torch.cuda.Stream() if captured else None
+    with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
+        call = _make_call(function, sets, direction)
+        for _ in range(WARM_CALLS):
+            call()
+    if stream is None:
+        return Candidate(name, call)
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for _ in range(CAPTURED_CALLS):
+            call()
+    return Candidate(name, graph.replay)
 
 
 def measure_problem(
@@ -160,22 +168,26 @@ def measure_problem(
     release_memory()
     count = min(8, max(1, -(-DISTINCT_BYTES // (2 * inputs.x.nbytes))))
     sets = [inputs, *(problem.make(device, seed=s) for s in range(1, count))]
+    captured = device.type == "cuda" and inputs.x.nbytes < CAPTURED_BYTES
     records = []
-    # a backward alone cannot be captured (it runs on its forward's stream), so a problem that is
-    # shorter than its launches is timed as a whole step
-    small = inputs.x.nbytes < SMALL_BYTES
-    for direction in ("forward", "backward", "step") if small else ("forward", "backward"):
+    for direction in ("forward", "backward"):
         floor_ms = problem.live_bytes(inputs, direction) / ceilings.copy_tbs * 1e-9
+        contenders: dict[str, Function] = {
+            "fastswin": problem.fastswin,
+            "eager": problem.eager,
+            "compile": _compiled(problem.eager_function),
+        }
         built: list[Candidate] = []
-        for name, build in _candidates(problem, sets, direction):
+        for name, function in contenders.items():
             try:
-                built.append(build())
+                built.append(_candidate(name, function, sets, direction, captured))
             except Exception as error:
                 print(f"  {direction} {name}: {describe(error).message}", flush=True)
         timings = measure(built, make_clock(device), seconds=seconds)
         worst = checked.forward if direction == "forward" else checked.backward
         for name, timing in timings.items():
-            records += _record(problem, name, direction, timing, floor_ms, inputs, worst)
+            calls = CAPTURED_CALLS if captured else 1
+            records += _record(problem, name, direction, timing, calls, floor_ms, inputs, worst)
         del built
         release_memory()
     return records
@@ -186,6 +198,7 @@ def _record(
     variant: str,
     direction: str,
     timing: Timing | Failure,
+    calls: int,
     floor_ms: float,
     inputs: Inputs,
     error: float,
@@ -193,17 +206,19 @@ def _record(
     if isinstance(timing, Failure):
         print(f"  {direction:8} {variant:9} {timing.status}: {timing.message}", flush=True)
         return []
-    live_tbs = problem.live_bytes(inputs, direction) / timing.median_ms * 1e-9
+    median_ms = timing.median_ms / calls
+    live_tbs = problem.live_bytes(inputs, direction) / median_ms * 1e-9
     print(
-        f"  {direction:8} {variant:9} {timing.median_ms:8.4f} ms  {live_tbs:6.3f} TB/s  "
-        f"{100 * floor_ms / timing.median_ms:5.1f} % of copy",
+        f"  {direction:8} {variant:9} {median_ms:8.4f} ms  {live_tbs:6.3f} TB/s  "
+        f"{100 * floor_ms / median_ms:5.1f} % of copy",
         flush=True,
     )
     record = {
         "case": problem.case, "dtype": problem.dtype, "batch": problem.shape[0],
-        "variant": variant, "direction": direction, "median_ms": timing.median_ms,
-        "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "peak_mib": timing.peak_mib,
-        "roofline_ms": floor_ms, "live_tbs": live_tbs, "graph": timing.graph,
+        "variant": variant, "direction": direction, "median_ms": median_ms,
+        "p20_ms": timing.p20_ms / calls, "p80_ms": timing.p80_ms / calls,
+        "peak_mib": timing.peak_mib, "roofline_ms": floor_ms, "live_tbs": live_tbs,
+        "graph": calls > 1,
     }  # fmt: skip
     if variant == "fastswin":
         record["max_abs_err"] = error

@@ -115,8 +115,6 @@ class SoftmaxProblem:
 
     def live_bytes(self, inputs: Inputs, direction: str) -> int:
         """Bytes that an ideal kernel moves: live elements once, every output element once."""
-        if direction == "step":
-            return sum(self.live_bytes(inputs, d) for d in ("forward", "backward"))
         itemsize = inputs.x.element_size()
         read = inputs.x.numel()
         if self.kind == "tril" and inputs.lens is not None:

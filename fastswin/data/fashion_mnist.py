@@ -25,8 +25,11 @@ ASSETS = Path(__file__).parent.parent / "assets" / "fashion_mnist"
 #: Where Debian's dataset-fashion-mnist puts the files.
 DEBIAN_FOLDER = Path("/usr/share/datasets/fashion-mnist")
 
-#: Mean and standard deviation of the 60,000 training images' pixels.
-PREPROCESS = Preprocess(image_size=(28, 28), mean=(0.2860,), std=(0.3530,), crop_ratio=1.0)
+#: Mean and standard deviation of the 60,000 training images' pixels. Enlarged four times, a 4x4
+#: patch is one pixel with its surroundings: 28x28 tokens that know a gradient from the start.
+PREPROCESS = Preprocess(
+    image_size=(28, 28), mean=(0.2860,), std=(0.3530,), crop_ratio=1.0, enlarge_factor=4
+)
 
 SLICE_STEMS: dict[SliceName, str] = {"test": "test_2000", "calibration": "train_512"}
 _SPLIT_STEMS: dict[Split, str] = {"train": "train", "test": "t10k"}

@@ -1,6 +1,6 @@
 """How pixels become a model's input, as plain values that travel with the weights.
 
-    x = (pixel / 255 - mean) / std        per channel, fp32
+    x = enlarge((pixel / 255 - mean) / std)        per channel, fp32
 
 :class:`Preprocess` is stored as JSON in a checkpoint's metadata (key ``fastswin_preprocess``,
 class names beside it in ``fastswin_classes``), so that weights and their preprocessing cannot be
@@ -13,6 +13,7 @@ import dataclasses
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 
 from fastswin.models import SwinConfig
 
@@ -32,6 +33,8 @@ class Preprocess:
         mean, std: per channel, on a 0-1 pixel scale; one entry means grey images.
         crop_ratio: part of the shorter side that the centre crop keeps.
         interpolation: "bicubic" or "bilinear".
+        enlarge_factor: the model takes images this many times larger, enlarged bicubically after
+            normalisation: a patch of an enlarged image sees its pixels' neighbours.
 
     Raises:
         ValueError: an attribute is out of its legal range; the message names it.
@@ -42,6 +45,7 @@ class Preprocess:
     std: tuple[float, ...] = IMAGENET_STD
     crop_ratio: float = 0.9
     interpolation: str = "bicubic"
+    enlarge_factor: int = 1
 
     def __post_init__(self) -> None:
         for name in ("image_size", "mean", "std"):
@@ -62,6 +66,9 @@ class Preprocess:
                 f"interpolation must be 'bicubic' or 'bilinear', got {self.interpolation!r}"
             )
 
+        if not isinstance(self.enlarge_factor, int) or self.enlarge_factor < 1:
+            raise ValueError(f"enlarge_factor must be at least 1, got {self.enlarge_factor!r}")
+
     @property
     def in_channels(self) -> int:
         return len(self.mean)
@@ -70,6 +77,18 @@ class Preprocess:
     def grey(self) -> bool:
         """Whether images are read as one grey channel."""
         return self.in_channels == 1
+
+    def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
+        """The model's input: :meth:`enlarge` of :meth:`normalise`; raises as that does."""
+        return self.enlarge(self.normalise(pixels))
+
+    def enlarge(self, images: torch.Tensor) -> torch.Tensor:
+        """Normalised ``[B, channels, h, w]`` to ``[B, channels, f * h, f * w]``, bicubically."""
+        if self.enlarge_factor == 1:
+            return images
+        return F.interpolate(
+            images, scale_factor=self.enlarge_factor, mode="bicubic", align_corners=False
+        )
 
     def normalise(self, pixels: torch.Tensor) -> torch.Tensor:
         """``(pixels / 255 - mean) / std`` in fp32.

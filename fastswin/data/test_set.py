@@ -64,7 +64,7 @@ def open_test_set(
 
     def batches(batch: int) -> Iterator[Batch]:
         for pixels, truth in dataset.batches(source.preprocess, batch):
-            yield source.preprocess.normalise(pixels), truth
+            yield source.preprocess(pixels), truth
 
     return TestSet(str(folder), len(dataset), batches)
 
@@ -90,6 +90,6 @@ def shipped_test_set(source: ModelSource, limit: int | None = None) -> TestSet:
 
     def batches(batch: int) -> Iterator[Batch]:
         for pixels, truth in zip(images.split(batch), labels.split(batch), strict=True):
-            yield preprocess.normalise(pixels), truth.long()
+            yield preprocess(pixels), truth.long()
 
     return TestSet(f"Fashion-MNIST test images 0-{len(images) - 1}", len(images), batches)

@@ -125,7 +125,7 @@ def classify_shown(
     images, labels = fashion_mnist_slice("test")
     pixels = torch.from_numpy(images[:SHOWN_IMAGES]).to(device)
     engine = Engine(source.model, precision, device=device)  # type: ignore[arg-type]
-    logits = engine(source.preprocess.normalise(pixels))
+    logits = engine(source.preprocess(pixels))
     rows = top_guesses(logits, source.class_names, top=1)
     return [
         {

@@ -28,7 +28,10 @@ def check_finite(forward: Forward, images: torch.Tensor, bound: BoundPlan) -> li
 
     Raises:
         FloatingPointError: the first value that is not finite, by stage, block and half.
+        ValueError: there is no image.
     """
+    if images.shape[0] == 0:
+        raise ValueError("images must hold at least one image to check, got batch 0")
     ranges: list[BlockRange] = []
     x = forward.embed(images, bound.plan)
     _record(ranges, x, forward, stage=0, block=0, half="patch embedding")
@@ -43,6 +46,8 @@ def check_finite(forward: Forward, images: torch.Tensor, bound: BoundPlan) -> li
         if stage.merge is not None:
             x = forward.merge(x, index, stage, bound.stage_end[index])
             _record(ranges, x, forward, stage=index, block=len(blocks), half="patch merging")
+    logits = forward.classify(x, bound)
+    _record(ranges, logits, forward, stage=index, block=len(blocks), half="pool and head")
     return ranges
 
 

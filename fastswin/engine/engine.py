@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from typing import Literal
+from typing import Literal, NoReturn
 
 import torch
 
@@ -100,11 +100,24 @@ class Engine:
         """Dtype of the outputs."""
         return self._precision.dtype
 
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(
+            "an Engine cannot be copied or pickled (it holds a lock and captured graphs); "
+            "build another one from the source"
+        )
+
     def refresh(self) -> None:
-        """Take the source's present weights; captured graphs and plans are dropped."""
+        """Take the source's present weights; captured graphs and plans are dropped.
+
+        CUDA graphs of your own that captured calls of this engine must be captured again.
+        """
         with self._lock:
             model = self._load()
             weights = prepare(model, self.device, self._precision.dtype)
+            if (
+                self.device.type == "cuda"
+            ):  # other streams may read old weights, or the new too soon
+                torch.cuda.synchronize(self.device)
             self.config: SwinConfig = model.config
             self._forward = Forward(model.config, weights, self._precision)
             self._plans.clear()
@@ -163,6 +176,7 @@ class Engine:
         Raises:
             FloatingPointError: a value is not finite; the message names stage and block, and the
                 precision to use instead.
+            ValueError, TypeError: as in a call, or a batch of 0.
         """
         self._check(images)
         with self._lock, torch.no_grad(), matmul_mode(self._precision, self.device):
@@ -180,36 +194,41 @@ class Engine:
                 assert self._graphs is not None
                 outputs = self._graphs(kind, images)
             else:
-                outputs = self._run(kind, images)
+                outputs, _ = self._run(kind, images)
         return outputs
 
     def _use_graphs(self) -> bool:
         return self._graphs is not None and not torch.cuda.is_current_stream_capturing()
 
-    def _run(self, kind: str, images: torch.Tensor) -> list[torch.Tensor]:
+    def _run(self, kind: str, images: torch.Tensor) -> tuple[list[torch.Tensor], object]:
+        """Outputs, and the tensors they were computed from."""
         bound = self._bound(images.shape[0], (images.shape[2], images.shape[3]))
         if kind == "features":
-            return self._forward.features(images, bound)
-        return [self._forward.logits(images, bound)]
+            return self._forward.features(images, bound), (self._forward, bound)
+        return [self._forward.logits(images, bound)], (self._forward, bound)
 
     def _bound(self, batch: int, size: tuple[int, int]) -> BoundPlan:
         key = (batch, size)
         if key not in self._plans:
+            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+                raise RuntimeError(
+                    f"the engine has not run batch {batch} at {size[0]}x{size[1]} yet; call it "
+                    "once with these shapes before capturing a CUDA graph around it"
+                )
             plan = make_plan(self.config, batch, size, self.device, self._precision, self._impl)
-            self._plans[key] = bind(plan, self._forward.weights)
+            self._plans[key] = bind(plan, self._forward.weights, self._precision)
+            if self.device.type == "cuda":  # calls on other streams read what was just bound
+                torch.cuda.current_stream(self.device).synchronize()
             while len(self._plans) > MAX_PLANS:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(key)
         return self._plans[key]
 
     def _empty(self, kind: str, bound: BoundPlan) -> list[torch.Tensor]:
-        make = {"device": self.device, "dtype": self.dtype}
+        shapes: list[tuple[int, ...]] = [(0, self.config.num_classes or self.config.num_features)]
         if kind == "features":
-            return [
-                torch.empty(0, *stage.map_size, stage.channels, **make)
-                for stage in bound.plan.stages
-            ]
-        return [torch.empty(0, self.config.num_classes or self.config.num_features, **make)]
+            shapes = [(0, *stage.map_size, stage.channels) for stage in bound.plan.stages]
+        return [torch.empty(shape, device=self.device, dtype=self.dtype) for shape in shapes]
 
     def _check(self, images: torch.Tensor) -> None:
         if not isinstance(images, torch.Tensor):
@@ -225,7 +244,12 @@ class Engine:
 def _resolve_device(device: str | torch.device | None) -> torch.device:
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    resolved = torch.device(device)
+    try:
+        resolved = torch.device(device)
+    except (RuntimeError, TypeError) as error:
+        raise ValueError(
+            f"device must be 'cuda', 'cuda:<index>' or 'cpu', got {device!r}"
+        ) from error
     if resolved.type == "cuda":
         if not torch.cuda.is_available():
             raise ValueError("device 'cuda' was asked for but torch sees no GPU; use device='cpu'")

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 from fastswin import ops
+from fastswin._triton.available import Impl
 from fastswin.engine.plan import ModelPlan, StagePlan
 from fastswin.engine.precision import Precision
 from fastswin.engine.prepare import Affine, Norm, PreparedBlock, PreparedModel
@@ -43,24 +44,42 @@ class BoundPlan:
     stage_end: tuple[Offset, ...]
 
 
-def bind(plan: ModelPlan, weights: PreparedModel) -> BoundPlan:
-    """Sum the pending biases of every block under a plan."""
+def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> BoundPlan:
+    """Sum the pending biases of every block under a plan, and pack its bias tables.
+
+    Both are kept with the weights, not with the plan: a captured graph reads them for as long as
+    it lives, and plans are dropped before that.
+    """
     offsets, ends = [], []
     for stage, blocks in zip(plan.stages, weights.stages, strict=True):
-        pending: Offset = None
-        rows = []
-        for block in blocks:
-            norm1 = pending
-            if _defers_bias(stage.proj, block):
-                pending = _add(pending, block.proj.bias)
-            rows.append(BlockOffsets(norm1, pending))
-            if stage.mlp == "fused":  # adds the offset to the residual it writes back
-                pending = None
-            elif _defers_bias(stage.mlp, block):
-                pending = _add(pending, block.fc2.bias)
-        offsets.append(tuple(rows))
-        ends.append(pending)
+        key = (stage.stage, stage.proj, stage.mlp)
+        if key not in weights.offsets:
+            weights.offsets[key] = _pending_biases(stage, blocks)
+        rows, end = weights.offsets[key]
+        offsets.append(rows)
+        ends.append(end)
+        if stage.attention == "triton":
+            for block in blocks:
+                block.bias_table(stage.shift_size if block.shifted else (0, 0), precision.dtype)
     return BoundPlan(plan, tuple(offsets), tuple(ends))
+
+
+def _pending_biases(
+    stage: StagePlan, blocks: tuple[PreparedBlock, ...]
+) -> tuple[tuple[BlockOffsets, ...], Offset]:
+    """What the readers of each block of a stage add, and what is pending at its end."""
+    pending: Offset = None
+    rows = []
+    for block in blocks:
+        norm1 = pending
+        if _defers_bias(stage.proj, block):
+            pending = _add(pending, block.proj.bias)
+        rows.append(BlockOffsets(norm1, pending))
+        if stage.mlp == "fused":  # adds the offset to the residual it writes back
+            pending = None
+        elif _defers_bias(stage.mlp, block):
+            pending = _add(pending, block.fc2.bias)
+    return tuple(rows), pending
 
 
 def _defers_bias(implementation: str, block: PreparedBlock) -> bool:
@@ -80,10 +99,14 @@ class Forward:
     def __init__(self, config: SwinConfig, weights: PreparedModel, precision: Precision) -> None:
         self.config, self.weights, self.precision = config, weights, precision
         self.eps = config.layer_norm_eps
+        self.resample_eps = config.resample_eps
 
     def logits(self, images: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
         """Logits ``[B, classes]``, or pooled features ``[B, C]`` without a head."""
-        x = self.stages(images, bound)[-1]
+        return self.classify(self.stages(images, bound)[-1], bound)
+
+    def classify(self, x: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
+        """The last stage's stream to logits: final norm, mean over tokens, head."""
         norm, head = self.weights.norm, self.weights.head
         pooled = ops.norm_pool(
             x, norm.weight, norm.bias, eps=self.eps, offset=bound.stage_end[-1],
@@ -122,11 +145,13 @@ class Forward:
         if self.config.window_convention == "torchvision":  # drops the remainder, never pads
             h, wd = (side // patch * patch for side in images.shape[2:])
             images = images[:, :, :h, :wd]
+        if images.dtype not in (torch.float16, torch.float32):  # what the kernel reads on any GPU
+            images = images.float()
         norm = w.patch_norm
         x = ops.patch_embed(
             images, w.patch_weight, w.patch_bias,
             None if norm is None else norm.weight, None if norm is None else norm.bias,
-            eps=self.eps, dtype=self.precision.dtype, impl=_impl(plan.embed),
+            eps=self.resample_eps, dtype=self.precision.dtype, impl=_impl(plan.embed),
         )  # fmt: skip
         if w.position_embedding is not None:
             x = x + self._position_embedding((x.shape[1], x.shape[2]))
@@ -184,6 +209,8 @@ class Forward:
         """``x += mlp(norm2(x))`` (V1) or ``x += norm2(mlp(x))`` (V2), in place."""
         fc1, fc2, norm = block.fc1, block.fc2, block.norm2
         if stage.mlp == "fused":
+            assert fc1.bias is not None  # Mlp always has both
+            assert fc2.bias is not None
             ops.mlp(
                 x, fc1.weight, fc1.bias, fc2.weight, fc2.bias,
                 norm_weight=None if norm is None else norm.weight,
@@ -216,12 +243,12 @@ class Forward:
         """Patch merging ``[B, H, W, C] -> [B, ceil(H/2), ceil(W/2), 2C]``."""
         merging = self.weights.mergings[index]
         impl = _impl(stage.merge or "reference")
-        eps = self.eps if merging.norm is None else None
+        eps = self.resample_eps if merging.norm is None else None
         rows = ops.gather_neighbours(x, layer_norm_eps=eps, offset=offset, impl=impl)
         y = F.linear(rows, merging.reduction.weight, merging.reduction.library_bias)
         if merging.norm is not None:
             norm = merging.norm
-            ops.layer_norm(y, norm.weight, norm.bias, eps=self.eps, out=y, impl=impl)
+            ops.layer_norm(y, norm.weight, norm.bias, eps=self.resample_eps, out=y, impl=impl)
         return y
 
     def _accumulate(
@@ -234,11 +261,11 @@ class Forward:
         else:
             x += F.linear(h, affine.weight, affine.library_bias)
 
-    def _add_normed(self, x: torch.Tensor, branch: torch.Tensor, norm: Norm, impl: str) -> None:
+    def _add_normed(self, x: torch.Tensor, branch: torch.Tensor, norm: Norm, impl: Impl) -> None:
         """``x += layer_norm(branch)`` in place."""
         ops.layer_norm(branch, norm.weight, norm.bias, eps=self.eps, residual=x, out=x, impl=impl)
 
 
-def _impl(implementation: str) -> str:
+def _impl(implementation: str) -> Impl:
     """The operators' ``impl=`` for a plan's word."""
     return "reference" if implementation == "reference" else "triton"

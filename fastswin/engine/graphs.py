@@ -15,6 +15,7 @@ from __future__ import annotations
 import dataclasses
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
+from typing import Any
 
 import torch
 
@@ -28,14 +29,18 @@ class _Captured:
     graph: torch.cuda.CUDAGraph
     images: torch.Tensor
     outputs: Outputs
+    keep: object  # a graph holds addresses, not references, of the tensors it reads
 
 
 class GraphLadder:
-    """Replays ``run(kind, images) -> outputs`` through captured graphs; not thread-safe."""
+    """Replays ``run(kind, images) -> (outputs, keep)`` through captured graphs; not thread-safe.
+
+    ``keep`` is whatever the outputs were computed from and must live as long as the graph.
+    """
 
     def __init__(
         self,
-        run: Callable[[str, torch.Tensor], Outputs],
+        run: Callable[[str, torch.Tensor], tuple[Outputs, object]],
         *,
         device: torch.device,
         dtype: torch.dtype,
@@ -46,7 +51,7 @@ class GraphLadder:
         self.batch_sizes = tuple(sorted(set(batch_sizes)))
         self.max_graphs = max_graphs
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
-        self._pool: tuple[int, int] | None = None
+        self._pool: Any = None  # an opaque handle, typed differently from torch to torch
         self._idle = torch.cuda.Event()
 
     def __call__(self, kind: str, images: torch.Tensor) -> Outputs:
@@ -102,6 +107,6 @@ class GraphLadder:
         with torch.cuda.graph(
             graph, pool=self._pool, stream=side, capture_error_mode="thread_local"
         ):
-            outputs = self.run(kind, static)
+            outputs, keep = self.run(kind, static)
         torch.cuda.current_stream(self.device).wait_stream(side)
-        return _Captured(graph, static, outputs)
+        return _Captured(graph, static, outputs, keep)

@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
+from typing import Any
 
 import torch
 
@@ -65,15 +66,23 @@ def find_precision(name: str, device: torch.device) -> Precision:
 
 @contextlib.contextmanager
 def matmul_mode(precision: Precision, device: torch.device) -> Iterator[None]:
-    """Library products in this precision inside the block; torch's setting is put back after it."""
+    """Library products in this precision inside the block; torch's settings are put back after it.
+
+    Convolutions too: cuDNN's default is TF32 whatever matmul's setting is.
+    """
     if device.type != "cuda" or precision.half:
         yield
         return
-    # the per-backend setting: the older float32_matmul_precision raises once both were used
-    backend = torch.backends.cuda.matmul
-    before = backend.fp32_precision
-    backend.fp32_precision = "tf32" if precision.tf32 else "ieee"
+    # the per-backend settings: the older float32_matmul_precision raises once both were used
+    cudnn: Any = torch.backends.cudnn
+    backends = (torch.backends.cuda.matmul, cudnn.conv)
+    inherited = cudnn.fp32_precision
+    before = [backend.fp32_precision for backend in backends]
     try:
+        for backend in backends:
+            backend.fp32_precision = "tf32" if precision.tf32 else "ieee"
         yield
     finally:
-        backend.fp32_precision = before
+        for backend, value in zip(backends, before, strict=True):
+            # a setting reads as its parent's value where it inherits; keep it inheriting
+            backend.fp32_precision = "none" if value == inherited else value

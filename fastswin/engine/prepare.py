@@ -10,10 +10,17 @@ made contiguous on the device. Biases and norms stay fp32; matrices take the eng
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Hashable
+from typing import Any, cast
 
 import torch
 
-from fastswin.models.swin import PatchMerging, SwinTransformer, SwinTransformerBlock
+from fastswin.models.swin import (
+    PatchMerging,
+    SwinTransformer,
+    SwinTransformerBlock,
+    SwinTransformerStage,
+)
 from fastswin.ops.window_attention.geometry import expand_bias_table
 from fastswin.ops.window_attention.packing import pack_bias, pack_head_scale
 
@@ -89,7 +96,10 @@ class PreparedMerging:
 
 @dataclasses.dataclass(frozen=True)
 class PreparedModel:
-    """All weights of one model on one device in one dtype."""
+    """All weights of one model on one device in one dtype.
+
+    ``offsets`` holds sums of biases that plans share (forward.bind).
+    """
 
     patch_weight: torch.Tensor
     patch_bias: torch.Tensor
@@ -100,6 +110,7 @@ class PreparedModel:
     norm: Norm
     head: Affine | None
     num_bytes: int
+    offsets: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
 
 
 @torch.no_grad()
@@ -107,14 +118,16 @@ def prepare(model: SwinTransformer, device: torch.device, dtype: torch.dtype) ->
     """Snapshot of a readable model's weights in the engine's form; the model is not modified."""
     builder = _Builder(device, dtype)
     config = model.config
-    conv = model.patch_embed.proj
+    conv, patch_norm = model.patch_embed.proj, model.patch_embed.norm
+    assert conv.bias is not None  # PatchEmbed always has one
     stages, mergings = [], []
-    for layer in model.layers:
-        stages.append(tuple(builder.block(block, config.version) for block in layer.blocks))
+    for layer in cast("list[SwinTransformerStage]", model.layers):
+        blocks = cast("list[SwinTransformerBlock]", layer.blocks)
+        stages.append(tuple(builder.block(block, config.version) for block in blocks))
         if layer.downsample is not None:
             mergings.append(builder.merging(layer.downsample))
     head = None
-    if config.num_classes:
+    if isinstance(model.head, torch.nn.Linear):  # Identity without classes
         head = builder.affine(model.head.weight, model.head.bias)
     position = None
     if config.absolute_position_embedding:
@@ -122,7 +135,7 @@ def prepare(model: SwinTransformer, device: torch.device, dtype: torch.dtype) ->
     return PreparedModel(
         patch_weight=builder.tensor(conv.weight, dtype),
         patch_bias=builder.tensor(conv.bias, torch.float32),
-        patch_norm=builder.norm(model.patch_embed.norm) if config.patch_norm else None,
+        patch_norm=builder.norm(patch_norm) if isinstance(patch_norm, torch.nn.LayerNorm) else None,
         position_embedding=position,
         stages=tuple(stages),
         mergings=tuple(mergings),

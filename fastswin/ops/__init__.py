@@ -2,6 +2,13 @@
 
 from fastswin.ops.layer_norm import layer_norm
 from fastswin.ops.linear import linear
+from fastswin.ops.masked_softmax import (
+    grouped_tril_softmax,
+    masked_softmax,
+    masked_softmax_,
+    scaled_masked_softmax,
+    window_softmax,
+)
 from fastswin.ops.mlp import mlp
 from fastswin.ops.patch_embed import patch_embed
 from fastswin.ops.patch_merging import gather_neighbours
@@ -10,11 +17,16 @@ from fastswin.ops.window_attention import window_attention, window_attention_par
 
 __all__ = [
     "gather_neighbours",
+    "grouped_tril_softmax",
     "layer_norm",
     "linear",
+    "masked_softmax",
+    "masked_softmax_",
     "mlp",
     "norm_pool",
     "patch_embed",
+    "scaled_masked_softmax",
     "window_attention",
     "window_attention_partitioned",
+    "window_softmax",
 ]

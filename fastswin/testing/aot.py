@@ -68,7 +68,10 @@ def record_launches() -> Iterator[list[Launch]]:
 
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         arguments = dict(zip(self.arg_names, args, strict=False))
-        options = {k: kwargs.pop(k) for k in ("num_warps", "num_stages", "maxnreg") if k in kwargs}
+        options: dict[str, Any] = {}
+        for option in ("num_warps", "num_stages", "maxnreg"):
+            if option in kwargs:
+                options[option] = kwargs.pop(option)
         launches.append(Launch(self, arguments | kwargs, options))
 
     with mock.patch.object(JITFunction, "run", run):

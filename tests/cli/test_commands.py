@@ -45,7 +45,7 @@ def test_classify_is_the_models_softmax(cli, photo_checkpoint, photos):
     source = open_source(checkpoint=photo_checkpoint)
     with torch.no_grad():
         pixels = load_images(photos, source.preprocess)
-        probabilities = source.model(source.preprocess.normalise(pixels)).softmax(1)
+        probabilities = source.model(source.preprocess(pixels)).softmax(1)
     assert [image["image"] for image in document["images"]] == [str(p) for p in photos]
     for image, row in zip(document["images"], probabilities, strict=True):
         values, indices = row.topk(3)

@@ -131,7 +131,7 @@ def test_precisions_of_a_real_model():
     with torch.no_grad():
         model.head.weight.mul_(50)  # decided rows: bf16 must not flip them
     pixels = torch.randint(0, 256, (6, 3, 16, 16), dtype=torch.uint8)
-    batches = [(Preprocess(image_size=(16, 16)).normalise(pixels), torch.arange(6))]
+    batches = [(Preprocess(image_size=(16, 16))(pixels), torch.arange(6))]
     scores = evaluate_precisions(model, ["fp32", "bf16"], batches, device="cpu")
     assert list(scores) == ["reference", "fp32", "bf16"]
     assert scores["fp32"].agreeing == 6

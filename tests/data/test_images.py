@@ -132,7 +132,7 @@ def test_geometry_is_timms(tmp_path, size, side, ratio):
         (3, side, side), is_training=False, interpolation="bicubic", crop_pct=ratio
     )
     preprocess = Preprocess(image_size=(side, side), crop_ratio=ratio)
-    ours = preprocess.normalise(load_image(path, preprocess)[None])[0]
+    ours = preprocess(load_image(path, preprocess)[None])[0]
     torch.testing.assert_close(ours, transform(Image.fromarray(pixels)), atol=1e-5, rtol=0)
 
 

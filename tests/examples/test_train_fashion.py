@@ -35,7 +35,7 @@ def data(tmp_path_factory):
 @pytest.fixture
 def images():
     pixels = torch.from_numpy(fashion_mnist_slice("test")[0][:64])
-    return PREPROCESS.normalise(pixels)
+    return PREPROCESS(pixels)
 
 
 @pytest.fixture

@@ -69,6 +69,8 @@ def default_gemm_config(
             return GemmConfig(128, block_n, 32, num_warps=8, num_stages=3)
         persistent = 2 if block_n == 128 else 3
         return GemmConfig(128, block_n, 64 if K % 64 == 0 else 32, 4, 3, tma, persistent)
+    if large >= multiprocessors // 2 and tma and block_n == 128:
+        return GemmConfig(128, 128, 64, 4, 3, tma, persistent=2)
     if large >= multiprocessors // 2:
         return GemmConfig(64, 128, 64, 4, 4 if tma else 3, tma)
     if cdiv(M, 64) * cdiv(N, 64) >= multiprocessors // 2:
@@ -86,7 +88,7 @@ def default_layer_norm_linear_config(
     steps = cdiv(N, block_n)
     large_enough = K <= 128 and 128 * multiprocessors <= M and capability >= (8, 0)
     if large_enough:
-        return LayerNormLinearConfig(128, block_n, 1, num_warps=8, num_stages=2)
+        return LayerNormLinearConfig(128, min(block_n, 32), 1, num_warps=8, num_stages=3)
     block_m = 64
     # split columns, then rows, until every multiprocessor has a program
     while block_m > MIN_DOT and (

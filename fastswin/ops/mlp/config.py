@@ -38,8 +38,10 @@ def default_mlp_config(C: int, itemsize: int, capability: tuple[int, int]) -> Ml
         return MlpConfig(32, 32, num_warps=4, num_stages=2)
     if capability < (9, 0):
         return MlpConfig(64, 64 if C <= 128 else 32, num_warps=4, num_stages=2)
-    if C <= 128:
-        return MlpConfig(128, 64, num_warps=4 if C < 128 else 8, num_stages=2, tma=True)
+    if C < 128:
+        return MlpConfig(128, 64, num_warps=4, num_stages=2, tma=True)
+    if C == 128:
+        return MlpConfig(64, 64, num_warps=4, num_stages=3, tma=True)
     if C <= 192:
         return MlpConfig(64, 128, num_warps=4, num_stages=2, tma=True)
     return MlpConfig(64, 64, num_warps=4, num_stages=2, tma=True)

@@ -147,8 +147,8 @@ def mlp_fwd(
             x, fc1_weight, *fc1, fc1_bias, fc2_weight, *fc2, fc2_bias,
             x if norm_weight is None else norm_weight, x if norm_bias is None else norm_bias,
             x if offset is None else offset, out, M, eps,
-            CA=CA, CB=CB, HIDDEN=hidden, BLOCK_M=config.block_m, BLOCK_H=config.block_h, POST_NORM=norm_weight is not None, TMA=config.tma,
-            HAS_OFFSET=offset is not None, PRECISION="ieee",
-            NUM_STAGES=config.num_stages, num_warps=config.num_warps,
+            CA=CA, CB=CB, HIDDEN=hidden, BLOCK_M=config.block_m, BLOCK_H=config.block_h,
+            POST_NORM=norm_weight is not None, TMA=config.tma, HAS_OFFSET=offset is not None,
+            PRECISION="ieee", NUM_STAGES=config.num_stages, num_warps=config.num_warps,
         )  # fmt: skip
     return out

@@ -48,7 +48,9 @@ def expand_bias_table(bias_table: torch.Tensor, window_size: Pair) -> torch.Tens
     return dense.permute(2, 0, 1)
 
 
-def _token_coords(window_size: Pair, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+def _token_coords(
+    window_size: Pair, device: torch.device | str
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Row and column of each token of a window, int64 ``[N]`` each."""
     y = torch.arange(window_size[0], device=device).repeat_interleave(window_size[1])
     x = torch.arange(window_size[1], device=device).repeat(window_size[0])

@@ -27,28 +27,58 @@ torch.library.define(
 
 @torch.library.impl("fastswin::window_attention_fwd", "default")
 def _window_attention_fwd(
-    qkv, bias, head_scale, qkv_bias, scale, num_heads, window_size, shift_size, tf32
-) -> torch.Tensor:  # fmt: skip
+    qkv: torch.Tensor,
+    bias: torch.Tensor,
+    head_scale: torch.Tensor | None,
+    qkv_bias: torch.Tensor | None,
+    scale: float,
+    num_heads: int,
+    window_size: Pair,
+    shift_size: Pair,
+    tf32: bool,
+) -> torch.Tensor:
     from fastswin.ops.window_attention import forward
 
     return forward.window_attention_fwd(
-        qkv, bias, head_scale, qkv_bias, scale, num_heads, tuple(window_size), tuple(shift_size),
+        qkv,
+        bias,
+        head_scale,
+        qkv_bias,
+        scale,
+        num_heads,
+        (window_size[0], window_size[1]),  # the dispatcher hands over lists
+        (shift_size[0], shift_size[1]),
         tf32,
-    )  # fmt: skip
+    )
 
 
 @torch.library.register_fake("fastswin::window_attention_fwd")
 def _window_attention_fwd_fake(
-    qkv, bias, head_scale, qkv_bias, scale, num_heads, window_size, shift_size, tf32
-) -> torch.Tensor:  # fmt: skip
+    qkv: torch.Tensor,
+    bias: torch.Tensor,
+    head_scale: torch.Tensor | None,
+    qkv_bias: torch.Tensor | None,
+    scale: float,
+    num_heads: int,
+    window_size: Pair,
+    shift_size: Pair,
+    tf32: bool,
+) -> torch.Tensor:
     B, H, W, channels = qkv.shape
     return qkv.new_empty(B, H, W, channels // 3)
 
 
 @torch.library.impl("fastswin::window_attention_partitioned_fwd", "default")
 def _window_attention_partitioned_fwd(
-    q, k, v, bias, mask, head_scale, scale, tf32
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    mask: torch.Tensor | None,
+    head_scale: torch.Tensor | None,
+    scale: float,
+    tf32: bool,
+) -> torch.Tensor:
     from fastswin.ops.window_attention import forward
 
     return forward.window_attention_partitioned_fwd(q, k, v, bias, mask, head_scale, scale, tf32)
@@ -56,8 +86,15 @@ def _window_attention_partitioned_fwd(
 
 @torch.library.register_fake("fastswin::window_attention_partitioned_fwd")
 def _window_attention_partitioned_fwd_fake(
-    q, k, v, bias, mask, head_scale, scale, tf32
-) -> torch.Tensor:  # fmt: skip
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    bias: torch.Tensor,
+    mask: torch.Tensor | None,
+    head_scale: torch.Tensor | None,
+    scale: float,
+    tf32: bool,
+) -> torch.Tensor:
     return torch.empty_like(q, memory_format=torch.contiguous_format)
 
 

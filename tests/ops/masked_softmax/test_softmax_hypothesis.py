@@ -85,7 +85,7 @@ def test_small_problems(device, problem):
 
 
 @pytest.mark.gpu
-@settings(max_examples=300, deadline=None, derandomize=True,
+@settings(max_examples=80, deadline=None, derandomize=True,
           suppress_health_check=[HealthCheck.function_scoped_fixture])  # fmt: skip
 @given(problem=problems(largest=1024))
 def test_problems_up_to_1024_keys(device, problem):

@@ -13,7 +13,7 @@ from fastswin.testing.aot import SHARED_MEMORY_LIMIT
 #: Bytes of registers spilled per thread that are tolerated; the kernels are bound by memory.
 SPILL_BYTES = 0
 
-SCRIPT = Path(__file__).with_name("compile_kernels.py")
+SCRIPT = Path(__file__).with_name("compile_softmax_kernels.py")
 
 
 @pytest.mark.parametrize("dtype", ["float16"])

@@ -1,0 +1,49 @@
+"""Tiny models, images and comparisons that the engine tests share."""
+
+from __future__ import annotations
+
+import contextlib
+from unittest import mock
+
+import torch
+from swin_references import our_model
+
+from fastswin.engine import Engine, plan
+from fastswin.models import SwinTransformer
+
+#: Image whose maps (9x13, then 5x7) are no multiple of the patch, of a 4x4 window or of 2.
+ODD = (34, 50)
+TINY = {"embed_dim": 32, "num_heads": (2, 4), "image_size": ODD}
+
+
+def tiny(version: int = 1, **settings) -> SwinTransformer:
+    """Two stages, 32 and 64 channels, perturbed weights."""
+    return our_model(version, **{**TINY, **settings})
+
+
+def images_like(model: SwinTransformer, batch: int = 2, size: tuple[int, int] | None = None):
+    """Distinct seeded images for a model."""
+    size = size or model.config.image_size
+    generator = torch.Generator().manual_seed(11)
+    return torch.randn(batch, model.config.in_channels, *size, generator=generator)
+
+
+def cpu_engine(source, precision: str = "fp32", **arguments) -> Engine:
+    return Engine(source, precision, device="cpu", **arguments)
+
+
+def largest_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    assert actual.shape == expected.shape
+    return (actual.double() - expected.double()).abs().max().item()
+
+
+@contextlib.contextmanager
+def plan_limits(*, fused_qkv: bool, mlp_channels: int, mlp_min_tokens: int):
+    """The planner with other thresholds, so that a tiny model takes a chosen branch."""
+    limits = {128: 1 << 62} if fused_qkv else {}
+    with (
+        mock.patch.object(plan, "FUSED_QKV_TOKENS", limits),
+        mock.patch.object(plan, "FUSED_MLP_CHANNELS", mlp_channels),
+        mock.patch.object(plan, "FUSED_MLP_MIN_TOKENS", mlp_min_tokens),
+    ):
+        yield

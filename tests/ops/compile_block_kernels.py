@@ -1,0 +1,156 @@
+"""Compile what the launchers launch for one GPU generation; prints the assembler's words as JSON.
+
+A program of its own: Triton decides once per process whether kernels are interpreted. Tensors are
+on the meta device, so real sizes cost no memory. The launchers choose by compute capability and
+multiprocessors, so both are those of the card that is compiled for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import importlib
+import json
+import sys
+from unittest import mock
+
+import torch
+
+from fastswin.ops.window_attention.config import padded_tokens
+from fastswin.testing.aot import compile_launch, record_launches
+
+#: Multiprocessors of a card of each generation: T4, A100, RTX 3090, L4, H100, RTX 5090.
+MULTIPROCESSORS = {75: 40, 80: 108, 86: 82, 89: 58, 90: 132, 120: 170}
+
+MODULES = {
+    name: importlib.import_module(f"fastswin.ops.{name}.forward")
+    for name in (
+        "window_attention", "linear", "mlp", "layer_norm", "patch_embed", "patch_merging", "pool",
+    )
+}  # fmt: skip
+
+#: (channels, map side) of the stages of Swin-T, B and L at 224 pixels.
+STAGES = [(96, 56), (128, 56), (192, 56), (192, 28), (256, 28), (384, 14), (512, 14), (768, 14),
+          (768, 7), (1024, 7), (1536, 7)]  # fmt: skip
+#: Widest stage with LayerNorm inside the GEMM, and with the fused MLP.
+FUSED_QKV, FUSED_MLP = 384, 256
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float16) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def vector(n: int) -> torch.Tensor:
+    return empty(n, dtype=torch.float32)
+
+
+def attention(batch: int, window: int, version: int, dtype: torch.dtype, shifted: bool) -> None:
+    """Stage 1 of Swin-B (head_dim 32) with whole windows, 4 windows a side."""
+    tokens = padded_tokens(window * window)
+    side, heads = 4 * window, 4
+    table = torch.float32 if version == 2 or dtype == torch.float32 else torch.float16
+    shift = (window // 2,) * 2 if shifted else (0, 0)
+    MODULES["window_attention"].window_attention_fwd(
+        empty(batch, side, side, 3 * 32 * heads, dtype=dtype),
+        empty(4 if shifted else 1, heads, tokens, tokens, dtype=table),
+        vector(heads) if version == 2 else None, None, 32**-0.5, heads, (window, window), shift,
+        False,
+    )  # fmt: skip
+
+
+def block_gemms(batch: int, C: int, side: int, dtype: torch.dtype) -> None:
+    linear, M = MODULES["linear"], batch * side * side
+    x, hidden = empty(M, C, dtype=dtype), empty(M, 4 * C, dtype=dtype)
+    fc1, fc2 = empty(4 * C, C, dtype=dtype), empty(C, 4 * C, dtype=dtype)
+    linear.linear_fwd(x, fc1, vector(4 * C), "gelu", None, None)
+    if C <= FUSED_QKV:
+        qkv = empty(3 * C, C, dtype=dtype)
+        linear.layer_norm_linear_fwd(x, qkv, vector(3 * C), None, 1e-5, vector(C), None)
+    if C <= FUSED_MLP:  # the split MLP, then the fused one, V1 and V2
+        linear.layer_norm_linear_fwd(x, fc1, vector(4 * C), "gelu", 1e-5, vector(C), None)
+        linear.linear_fwd(hidden, fc2, vector(C), None, x, None)
+        mlp = MODULES["mlp"].mlp_fwd
+        mlp(x, fc1, vector(4 * C), fc2, vector(C), None, None, vector(C), 1e-5, None)
+        mlp(x, fc1, vector(4 * C), fc2, vector(C), vector(C), vector(C), None, 1e-5, None)
+
+
+def small_kernels(C: int, side: int, dtype: torch.dtype) -> None:
+    x = empty(8, side, side, C, dtype=dtype)
+    MODULES["layer_norm"].layer_norm_fwd(x, None, None, 1e-5, vector(C), None, None)
+    MODULES["patch_merging"].gather_neighbours_fwd(x, 1e-5, vector(C))
+    MODULES["pool"].norm_pool_fwd(x, vector(C), vector(C), 1e-5, vector(C))
+
+
+def embedding(C: int, dtype: torch.dtype) -> None:
+    MODULES["patch_embed"].patch_embed_fwd(
+        empty(8, 3, 224, 224, dtype=torch.float32), empty(C, 3, 4, 4, dtype=dtype), vector(C),
+        vector(C), vector(C), 1e-5, dtype,
+    )  # fmt: skip
+
+
+def record(selection: str) -> list:
+    """Launches of a selection: every default choice, or a few of each kernel."""
+    half, wide = torch.float16, torch.float32
+    full = selection == "all"
+    with record_launches() as launches:
+        for window, version in ((7, 1), (12, 1), (8, 2), (16, 2), (24, 2)):
+            attention(32, window, version, half, shifted=True)
+            if full:
+                attention(1, window, version, half, shifted=False)
+            if full or window in (7, 24):
+                attention(32, window, version, wide, shifted=True)
+        for batch in (1, 32):
+            for C, side in STAGES if full else [(96, 56), (192, 28), (256, 28), (768, 7)]:
+                block_gemms(batch, C, side, half)
+        for C in (96, 192):
+            embedding(C, half)
+        for C, side in ((96, 56), (768, 7)):
+            small_kernels(C, side, half)
+        if full:
+            embedding(96, wide)
+            small_kernels(1536, 7, wide)
+    return distinct(launches)
+
+
+def distinct(launches: list) -> list:
+    """One launch for each binary that Triton would build."""
+
+    def described(name: str, value: object) -> object:
+        if hasattr(value, "block_shape"):
+            return tuple(value.block_shape), value.base.dtype
+        if isinstance(value, torch.Tensor):
+            return value.dtype
+        if isinstance(value, int) and not name.isupper():
+            return value == 1, value % 16 == 0
+        return None if name == "M" else value
+
+    found = {}
+    for launch in launches:
+        arguments = tuple((k, described(k, v)) for k, v in launch.arguments.items())
+        found.setdefault((launch.name, arguments, tuple(sorted(launch.options.items()))), launch)
+    return list(found.values())
+
+
+def run_as(capability: int) -> contextlib.ExitStack:
+    """The launchers see this card instead of the interpreter's stand-in."""
+    stack = contextlib.ExitStack()
+    answers = {
+        "device_capability": divmod(capability, 10),
+        "multiprocessor_count": MULTIPROCESSORS[capability],
+    }
+    for module in MODULES.values():
+        for question, answer in answers.items():
+            if hasattr(module, question):
+                stack.enter_context(mock.patch.object(module, question, return_value=answer))
+    return stack
+
+
+if __name__ == "__main__":
+    target, chosen = int(sys.argv[1]), sys.argv[2]
+    with run_as(target):
+        recorded = record(chosen)
+    part, parts = int(sys.argv[3]), int(sys.argv[4])
+    for launch in recorded[part::parts]:
+        compiled = dataclasses.asdict(compile_launch(launch, target))
+        values = {k: v for k, v in launch.arguments.items() if k.isupper() and isinstance(v, int)}
+        print(json.dumps({**compiled, "constants": values, "options": launch.options}), flush=True)
