@@ -11,6 +11,7 @@ import torch
 from fastswin.bench.contenders import Contender, build_contender
 from fastswin.bench.correctness import Check, Gate, check, make_gate
 from fastswin.bench.failures import Failure, Status, describe, release_memory
+from fastswin.bench.memory import peak_mib
 from fastswin.bench.precision import restore, tf32_state
 from fastswin.bench.problems import Problem, seeded_images
 from fastswin.bench.record import Record, RunInfo, stamp
@@ -75,6 +76,7 @@ class Measurement:
             seeded_images(problem, problem.batch, self.device, seed) for seed in range(INPUT_SETS)
         ]
         checked: dict[str, tuple[Contender, Check]] = {}
+        peaks: dict[str, float | None] = {}
         failures: dict[str, Failure] = {}
         for name in names:
             progress(f"{problem} {name}: building")
@@ -83,7 +85,10 @@ class Measurement:
                 failures[name] = result
             else:
                 checked[name] = result
-        candidates = [_candidate(contender, images) for contender, _ in checked.values()]
+                peaks[name] = _peak_mib(result[0], images[0])
+        candidates = [
+            _candidate(contender, images, peaks[name]) for name, (contender, _) in checked.items()
+        ]
         with exclusive():
             timings = measure(
                 candidates,
@@ -154,7 +159,17 @@ class Measurement:
         }
 
 
-def _candidate(contender: Contender, images: Sequence[torch.Tensor]) -> Candidate:
+def _peak_mib(contender: Contender, images: torch.Tensor) -> float | None:
+    """Peak of one call, while no later contender holds memory; None on a CPU."""
+    if not images.is_cuda:
+        return None
+    with contender.scope():
+        return peak_mib(lambda: contender.forward(images), contender.held_before_mib)
+
+
+def _candidate(
+    contender: Contender, images: Sequence[torch.Tensor], peak: float | None
+) -> Candidate:
     turn = 0
 
     def call() -> object:
@@ -165,6 +180,6 @@ def _candidate(contender: Contender, images: Sequence[torch.Tensor]) -> Candidat
     return Candidate(
         contender.variant,
         call,
-        held_before_mib=contender.held_before_mib,
+        peak_mib=peak,
         scope=contender.scope,
     )

@@ -73,14 +73,15 @@ class Candidate:
         call: runs once, on whatever input is next.
         capturable: whether ``call`` may be captured in a CUDA graph (no host synchronisation, no
             graph of its own).
-        held_before_mib: device memory in use before this contender was built.
+        peak_mib: its peak memory where the caller has measured it already (before other contenders
+            were built, whose graph pools would be counted with it); None measures one call.
         scope: context that every call runs in, entered outside the timed region.
     """
 
     name: str
     call: Call
     capturable: bool = False
-    held_before_mib: float = 0.0
+    peak_mib: float | None = None
     scope: Callable[[], contextlib.AbstractContextManager[None]] = contextlib.nullcontext
 
 
@@ -264,11 +265,11 @@ def _sample(run: _Run, clock: Clock, results: dict[str, Timing | Failure]) -> No
 
 
 def _finish(run: _Run, clock: Clock) -> Timing | Failure:
-    peak = None
+    peak = run.candidate.peak_mib
     try:
-        if clock.kind == "cuda":
+        if clock.kind == "cuda" and peak is None:
             with run.candidate.scope():
-                peak = peak_mib(run.candidate.call, run.candidate.held_before_mib)
+                peak = peak_mib(run.candidate.call, 0.0)
     except Exception as error:
         return describe(error)
     return summarise(run.samples_ms, peak, run.graph, run.calls)
