@@ -14,7 +14,12 @@ import torch
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when a kernel is defined
 
-torch.set_num_threads(2)
+#: Two cores: two threads for one process, one for each of several (pytest -n).
+THREADS = 1 if "PYTEST_XDIST_WORKER" in os.environ else 2
+
+
+def pytest_collection_finish() -> None:
+    torch.set_num_threads(THREADS)  # after every module that sets it while it is collected
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -106,7 +106,7 @@ def test_short_calls_are_repeated_until_a_sample_lasts():
 )
 def test_graph_is_used_under_100_us(cost_ms, capturable, graph):
     clock = FakeClock({"a": cost_ms})
-    candidate = Candidate("a", lambda: "a", capturable=capturable, held_before_mib=30.0)
+    candidate = Candidate("a", lambda: "a", capturable=capturable, peak_mib=70.0)
     timing = measure([candidate], clock, warmup=2, iterations=5)["a"]
     assert timing.graph is graph
     assert bool(clock.captured) is graph
