@@ -9,9 +9,11 @@ several streams they are ordered by events.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections import OrderedDict
+from collections.abc import Iterator
 from typing import Literal, NoReturn
 
 import torch
@@ -114,10 +116,8 @@ class Engine:
         with self._lock:
             model = self._load()
             weights = prepare(model, self.device, self._precision.dtype)
-            if (
-                self.device.type == "cuda"
-            ):  # other streams may read old weights, or the new too soon
-                torch.cuda.synchronize(self.device)
+            if self.device.type == "cuda":
+                torch.cuda.synchronize(self.device)  # other streams read the old weights, or these
             self.config: SwinConfig = model.config
             self._forward = Forward(model.config, weights, self._precision)
             self._plans.clear()
@@ -179,14 +179,14 @@ class Engine:
             ValueError, TypeError: as in a call, or a batch of 0.
         """
         self._check(images)
-        with self._lock, torch.no_grad(), matmul_mode(self._precision, self.device):
+        with self._lock, torch.no_grad(), self._own_numerics():
             bound = self._bound(images.shape[0], (images.shape[2], images.shape[3]))
             return check_finite(self._forward, images, bound)
 
     def _dispatch(self, kind: str, images: torch.Tensor) -> list[torch.Tensor]:
         self._check(images)
         size = (images.shape[2], images.shape[3])
-        with self._lock, torch.no_grad(), matmul_mode(self._precision, self.device):
+        with self._lock, torch.no_grad(), self._own_numerics():
             bound = self._bound(images.shape[0], size)
             if images.shape[0] == 0:
                 outputs = self._empty(kind, bound)
@@ -196,6 +196,15 @@ class Engine:
             else:
                 outputs, _ = self._run(kind, images)
         return outputs
+
+    @contextlib.contextmanager
+    def _own_numerics(self) -> Iterator[None]:
+        """The engine's precision, whatever the caller's autocast and TF32 switches say."""
+        with (
+            torch.autocast(self.device.type, enabled=False),
+            matmul_mode(self._precision, self.device),
+        ):
+            yield
 
     def _use_graphs(self) -> bool:
         return self._graphs is not None and not torch.cuda.is_current_stream_capturing()

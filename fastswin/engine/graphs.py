@@ -12,9 +12,10 @@ are copied out, so they stay valid whatever runs next.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any
 
 import torch
@@ -96,17 +97,38 @@ class GraphLadder:
     def _capture(self, kind: str, rung: int, images: torch.Tensor) -> _Captured:
         static = torch.zeros(rung, *images.shape[1:], device=self.device, dtype=self.dtype)
         static[: images.shape[0]].copy_(images)
-        side = torch.cuda.Stream(self.device)
-        side.wait_stream(torch.cuda.current_stream(self.device))
-        with torch.cuda.stream(side):
+        current = torch.cuda.current_stream(self.device)
+        warm, capture = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
+        warm.wait_stream(current)
+        with torch.cuda.stream(warm):
             self.run(kind, static)  # compiles kernels and sets up library handles
-        side.synchronize()
+        torch.cuda.synchronize(self.device)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(
-            graph, pool=self._pool, stream=side, capture_error_mode="thread_local"
+        with (
+            _library_workspace_in_pool(),
+            torch.cuda.graph(
+                graph, pool=self._pool, stream=capture, capture_error_mode="thread_local"
+            ),
         ):
             outputs, keep = self.run(kind, static)
-        torch.cuda.current_stream(self.device).wait_stream(side)
+        current.wait_stream(capture)
         return _Captured(graph, static, outputs, keep)
+
+
+@contextlib.contextmanager
+def _library_workspace_in_pool() -> Iterator[None]:
+    """Let a capture allocate cuBLAS's workspace from the graph's own pool.
+
+    The workspace of a stream is cached for the process and its address ends up in the graph. One
+    that existed before the capture lies outside the pool and is freed by whoever clears the cache,
+    torch.compile's reduce-overhead mode for one; the next replay then writes to freed memory (seen
+    on an H100: illegal memory access at batch 64). Cleared before and after, the workspace is the
+    pool's, which lives as long as the graph. torch._inductor.cudagraph_trees does the same.
+    """
+    torch._C._cuda_clearCublasWorkspaces()
+    try:
+        yield
+    finally:
+        torch._C._cuda_clearCublasWorkspaces()

@@ -47,15 +47,15 @@ class PlayedLadder(GraphLadder):
     def __init__(self, batch_sizes=(1, 4, 8), max_graphs=16):
         self.captures: list[tuple[str, int]] = []
         super().__init__(
-            lambda kind, images: compute(images), device=torch.device("cpu"),
+            lambda kind, images: (compute(images), kind), device=torch.device("cpu"),
             dtype=torch.float32, batch_sizes=batch_sizes, max_graphs=max_graphs,
         )  # fmt: skip
 
     def _capture(self, kind, rung, images):
         self.captures.append((kind, rung))
         static = torch.zeros(rung, *images.shape[1:])
-        outputs = self.run(kind, static)
-        return graphs._Captured(Replay(static, outputs), static, outputs)
+        outputs, keep = self.run(kind, static)
+        return graphs._Captured(Replay(static, outputs), static, outputs, keep)
 
 
 @pytest.fixture(autouse=True)

@@ -29,9 +29,10 @@ MODULES = {
     )
 }  # fmt: skip
 
-#: (channels, map side) of the stages of Swin-T, B and L at 224 pixels.
-STAGES = [(96, 56), (128, 56), (192, 56), (192, 28), (256, 28), (384, 14), (512, 14), (768, 14),
-          (768, 7), (1024, 7), (1536, 7)]  # fmt: skip
+#: (channels, map side) of stages of Swin-T, B and L at 224 pixels.
+STAGES = [(96, 56), (192, 28), (256, 28), (768, 7)]
+#: (batch, channels, map side) of the sample: the widest fused stage, and few rows.
+SAMPLE = [(32, 192, 28), (1, 768, 7)]
 #: Widest stage with LayerNorm inside the GEMM, and with the fused MLP.
 FUSED_QKV, FUSED_MLP = 384, 256
 
@@ -89,26 +90,22 @@ def embedding(C: int, dtype: torch.dtype) -> None:
 
 
 def record(selection: str) -> list:
-    """Launches of a selection: every default choice, or a few of each kernel."""
+    """Launches of a selection: "all" stages and batches, or a "sample" with every kernel."""
     half, wide = torch.float16, torch.float32
-    full = selection == "all"
+    every = selection == "all"
     with record_launches() as launches:
         for window, version in ((7, 1), (12, 1), (8, 2), (16, 2), (24, 2)):
             attention(32, window, version, half, shifted=True)
-            if full:
+            if every:
                 attention(1, window, version, half, shifted=False)
-            if full or window in (7, 24):
+            if every or window == 7:
                 attention(32, window, version, wide, shifted=True)
-        for batch in (1, 32):
-            for C, side in STAGES if full else [(96, 56), (192, 28), (256, 28), (768, 7)]:
-                block_gemms(batch, C, side, half)
-        for C in (96, 192):
+        for batch, C, side in [(b, *s) for b in (1, 32) for s in STAGES] if every else SAMPLE:
+            block_gemms(batch, C, side, half)
+        for C in (96, 192) if every else (96,):
             embedding(C, half)
-        for C, side in ((96, 56), (768, 7)):
+        for C, side in ((96, 56), (768, 7)) if every else ((192, 28),):
             small_kernels(C, side, half)
-        if full:
-            embedding(96, wide)
-            small_kernels(1536, 7, wide)
     return distinct(launches)
 
 

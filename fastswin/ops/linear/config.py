@@ -60,8 +60,8 @@ def default_gemm_config(
 ) -> GemmConfig:
     """Heuristic for half-precision operands."""
     tma = capability >= (9, 0) and K % 8 == 0 and N % 8 == 0
-    if capability < (8, 0):
-        return GemmConfig(64, 64, 32, num_warps=4, num_stages=2)
+    if capability < (8, 0):  # no tensor-core code there: fewer values per thread
+        return GemmConfig(64, 64, 32, num_warps=8, num_stages=2)
     block_n = 128 if N % 128 == 0 or N > 512 else 64
     large = cdiv(M, 128) * cdiv(N, block_n)
     if large >= 2 * multiprocessors:
@@ -84,12 +84,14 @@ def default_layer_norm_linear_config(
     """Heuristic; None where the kernel does not apply (see :func:`layer_norm_linear_blocker`)."""
     if layer_norm_linear_blocker(K) is not None:
         return None
-    block_n = 64 if N >= 64 else max(MIN_DOT, next_power_of_2(N))
+    tensor_cores = capability >= (8, 0)  # without, operands fill the registers
+    widest = 64 if tensor_cores else (32 if K <= 128 else MIN_DOT)
+    block_n = min(widest, max(MIN_DOT, next_power_of_2(N)))
     steps = cdiv(N, block_n)
-    large_enough = K <= 128 and 128 * multiprocessors <= M and capability >= (8, 0)
+    large_enough = K <= 128 and 128 * multiprocessors <= M and tensor_cores
     if large_enough:
         return LayerNormLinearConfig(128, min(block_n, 32), 1, num_warps=8, num_stages=3)
-    block_m = 64
+    block_m = 64 if tensor_cores else (32 if K <= 128 else MIN_DOT)
     # split columns, then rows, until every multiprocessor has a program
     while block_m > MIN_DOT and (
         block_m * K > 32 * 512 or cdiv(M, block_m) * steps < multiprocessors
@@ -98,8 +100,9 @@ def default_layer_norm_linear_config(
     row_blocks = cdiv(M, block_m)
     splits = min(steps, max(1, cdiv(2 * multiprocessors, row_blocks)))
     splits = cdiv(steps, cdiv(steps, splits))
-    stages = 1 if splits == steps else 2
-    return LayerNormLinearConfig(block_m, block_n, splits, num_warps=4, num_stages=stages)
+    stages = 1 if splits == steps or not tensor_cores else 2
+    num_warps = 4 if tensor_cores else 8
+    return LayerNormLinearConfig(block_m, block_n, splits, num_warps, num_stages=stages)
 
 
 def layer_norm_linear_blocker(K: int) -> str | None:

@@ -34,10 +34,12 @@ def default_mlp_config(C: int, itemsize: int, capability: tuple[int, int]) -> Ml
     """Heuristic from measurements on an H100."""
     if itemsize == 4:
         return MlpConfig(32, 32, num_warps=4, num_stages=1)
-    if capability < (8, 0):
-        return MlpConfig(32, 32, num_warps=4, num_stages=2)
-    if capability < (9, 0):
-        return MlpConfig(64, 64 if C <= 128 else 32, num_warps=4, num_stages=2)
+    if capability < (8, 0):  # no tensor-core code there: operands fill the registers
+        return MlpConfig(16, 16, num_warps=4, num_stages=1)
+    if capability[0] not in (9, 10):  # 99 to 163 KiB of shared memory
+        if C <= 128:
+            return MlpConfig(64, 64, num_warps=4, num_stages=2)
+        return MlpConfig(64, 32, num_warps=8, num_stages=2)
     if C < 128:
         return MlpConfig(128, 64, num_warps=4, num_stages=2, tma=True)
     if C == 128:

@@ -16,6 +16,7 @@ import triton.language as tl
 from fastswin._triton.device import on_device
 from fastswin._triton.math import normalize_rows
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns
+from fastswin.ops.linear.forward import device_capability
 
 
 @triton.jit
@@ -82,7 +83,9 @@ def patch_embed_fwd(
     columns = split_columns(C)
     assert columns is not None  # the public function asked before
     elements = channels * patch * patch
-    block_m = 64 if C <= 128 else 32
+    block_m, num_warps = 64 if C <= 128 else 32, 4
+    if device_capability(images.device) < (8, 0):  # no tensor-core code there
+        block_m, num_warps = MIN_DOT, 8 if C <= 128 else 16
     blocks_per_image = cdiv(H * W, block_m)
     with on_device(images.device):
         _patch_embed_fwd_kernel[(B * blocks_per_image,)](
@@ -91,6 +94,6 @@ def patch_embed_fwd(
             out, image_h, image_w, W, H * W, blocks_per_image, *images.stride(), eps,
             PATCH=patch, ELEMENTS=elements, BLOCK_K=max(MIN_DOT, next_power_of_2(elements)),
             CA=columns[0], CB=columns[1], BLOCK_M=block_m, HAS_NORM=norm_weight is not None,
-            PRECISION="ieee", num_warps=4,
+            PRECISION="ieee", num_warps=num_warps,
         )  # fmt: skip
     return out

@@ -17,6 +17,10 @@ MAX_WHOLE_ROW = 256
 #: Key tile of the online form.
 ONLINE_BLOCK_K = 64
 
+#: Longest whole row on cards with less shared memory than a Hopper or Blackwell data-centre GPU:
+#: 64 x 256 scores take 172 KiB, the others have 64 to 163 KiB.
+MAX_WHOLE_ROW_SMALL = 160
+
 #: Bytes of one key (or value) tile that may live in shared memory beside its twin.
 MAX_KEY_TILE_BYTES = 32 * 1024
 
@@ -63,7 +67,13 @@ def padded_tokens(tokens: int) -> int:
 
 
 def default_config(
-    windows: int, tokens: int, num_heads: int, head_dim: int, itemsize: int, multiprocessors: int
+    windows: int,
+    tokens: int,
+    num_heads: int,
+    head_dim: int,
+    itemsize: int,
+    multiprocessors: int,
+    capability: tuple[int, int] = (9, 0),
 ) -> WindowAttentionConfig:
     """Heuristic from measurements on an H100 (docs/performance.md).
 
@@ -72,13 +82,22 @@ def default_config(
         tokens: tokens per window.
         num_heads, head_dim: attention heads and their channels.
         itemsize: bytes per element of q, k, v.
-        multiprocessors: of the GPU that runs it.
+        multiprocessors, capability: of the GPU that runs it.
     """
     tiles = key_tiles(tokens)
+    roomy = capability[0] in (9, 10) and itemsize == 2  # fp32 rows of 256 keys take 272 KiB
+    if not roomy and sum(tiles) > MAX_WHOLE_ROW_SMALL:
+        tiles = ()
     block_d = max(16, next_power_of_2(head_dim))
     if tiles and max(tiles) * block_d * itemsize > MAX_KEY_TILE_BYTES:
         tiles = ()
-    block_q = min(64, max(16, next_power_of_2(tokens)))
+    widest = 64
+    if capability < (8, 0):  # no tensor-core code there: operands fill the registers
+        tiles = tiles if tokens <= 64 else ()
+        widest = 32 if tiles and itemsize == 2 else 16
+    elif capability < (9, 0) and itemsize == 4:
+        widest = 32
+    block_q = min(widest, max(16, next_power_of_2(tokens)))
     query_blocks = -(-tokens // block_q)
     # enough programs to fill the card three times; beyond that, longer head loops pipeline better
     wanted = 3 * multiprocessors
@@ -87,6 +106,8 @@ def default_config(
         programs = windows * (num_heads // candidate) * (1 if tiles else query_blocks)
         if num_heads % candidate == 0 and programs >= wanted:
             heads = candidate
+    if capability < (8, 0):
+        return WindowAttentionConfig(block_q, tiles, heads if tiles else 1, num_stages=1)
     if not tiles:
         return WindowAttentionConfig(block_q, (), 1, num_warps=4, num_stages=2)
     stages = 3 if heads > 1 and itemsize == 2 and tokens <= 64 else 2

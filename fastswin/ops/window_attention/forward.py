@@ -22,6 +22,7 @@ import triton.language as tl
 
 from fastswin._triton.device import multiprocessor_count, on_device
 from fastswin._triton.tiles import next_power_of_2
+from fastswin.ops.linear.forward import device_capability
 from fastswin.ops.window_attention.config import (
     ONLINE_BLOCK_K,
     WindowAttentionConfig,
@@ -384,8 +385,9 @@ def _launch(
     N = window_size[0] * window_size[1]
     if config is None:
         config = default_config(
-            windows, N, heads, head_dim, q.element_size(), multiprocessor_count(q.device)
-        )
+            windows, N, heads, head_dim, q.element_size(), multiprocessor_count(q.device),
+            device_capability(q.device),
+        )  # fmt: skip
     # in-image offsets are 32-bit unless a single image passes 2**31 elements
     wide = any(row * map_size[0] * map_size[1] >= 2**31 for _, row, _ in strides)
     constants = {
