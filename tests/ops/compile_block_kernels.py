@@ -98,7 +98,7 @@ def record(selection: str) -> list:
             attention(32, window, version, half, shifted=True)
             if every:
                 attention(1, window, version, half, shifted=False)
-            if every or window == 7:
+            if every or window in (7, 12):
                 attention(32, window, version, wide, shifted=True)
         for batch, C, side in [(b, *s) for b in (1, 32) for s in STAGES] if every else SAMPLE:
             block_gemms(batch, C, side, half)

@@ -85,8 +85,10 @@ def default_config(
         multiprocessors, capability: of the GPU that runs it.
     """
     tiles = key_tiles(tokens)
-    roomy = capability[0] in (9, 10) and itemsize == 2  # fp32 rows of 256 keys take 272 KiB
-    if not roomy and sum(tiles) > MAX_WHOLE_ROW_SMALL:
+    longest = MAX_WHOLE_ROW if capability[0] in (9, 10) else MAX_WHOLE_ROW_SMALL
+    if itemsize == 4:  # 144 fp32 keys take 156 KiB and spill, 256 take 272 KiB
+        longest = 64
+    if sum(tiles) > longest:
         tiles = ()
     block_d = max(16, next_power_of_2(head_dim))
     if tiles and max(tiles) * block_d * itemsize > MAX_KEY_TILE_BYTES:
