@@ -50,6 +50,12 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
     return None
 
 
+def why_no_gradient(*tensors: torch.Tensor | None) -> str | None:
+    """Reason against a kernel without a backward: a gradient is needed. None where it is not."""
+    needed = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    return "a gradient is needed and the kernel has no backward" if needed else None
+
+
 def choose_impl(impl: str, op: str, blockers: list[str | None]) -> Literal["triton", "reference"]:
     """Resolve ``impl=``: "auto" falls back to the reference, an explicit "triton" never does.
 

@@ -155,13 +155,13 @@ def test_crop_is_a_shift_of_at_most_the_padding(images):
     recipe = Recipe(crop_padding=2, flip_probability=0.0, erase_probability=0.0)
     shifted = augment(images, recipe, torch.Generator().manual_seed(0))
     padded = torch.nn.functional.pad(images, (2, 2, 2, 2), value=fashion_recipe.BLACK)
-    seen = set()
+    side, seen = images.shape[-1], set()
     for image, source in zip(shifted, padded, strict=True):
         matches = [
             (y, x)
             for y in range(5)
             for x in range(5)
-            if torch.equal(image, source[:, y : y + 28, x : x + 28])
+            if torch.equal(image, source[:, y : y + side, x : x + side])
         ]
         assert matches
         seen.update(matches[:1])

@@ -307,3 +307,26 @@ def test_explicit_triton_says_why_not(name, randn):
         )
     with pytest.raises(RuntimeError, match=r"powers of two|exceed"):
         call(impl="triton")
+
+
+GRADIENTS = {
+    "layer_norm": lambda x, r, **k: ops.layer_norm(x, **k),
+    "linear": lambda x, r, **k: ops.linear(x, r(16, 32), **k),
+    "layer-norm-linear": lambda x, r, **k: ops.linear(x, r(16, 32), layer_norm_eps=1e-5, **k),
+    "mlp": lambda x, r, **k: ops.mlp(x, r(128, 32), r(128), r(32, 128), r(32), **k),
+    "gather": lambda x, r, **k: ops.gather_neighbours(x.view(1, 2, 2, 32), **k),
+    "pool": lambda x, r, **k: ops.norm_pool(x.view(1, 2, 2, 32), r(32), r(32), **k),
+    "patch": lambda x, r, **k: ops.patch_embed(x.view(1, 2, 8, 8), r(16, 2, 4, 4), r(16), **k),
+}
+
+
+@pytest.mark.parametrize("name", GRADIENTS)
+def test_a_needed_gradient_is_never_dropped(name, randn):
+    """Kernels without a backward must refuse, and "auto" must take the reference."""
+    x = randn(4, 32).requires_grad_()
+    with pytest.raises(RuntimeError, match="no backward"):
+        GRADIENTS[name](x, randn, impl="triton")
+    GRADIENTS[name](x, randn, impl="auto").square().sum().backward()
+    assert x.grad.abs().sum() > 0
+    with torch.no_grad():
+        assert not GRADIENTS[name](x, randn, impl="triton").requires_grad

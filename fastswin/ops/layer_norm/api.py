@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
 
 #: One program holds a whole row.
 MAX_CHANNELS = 8192
@@ -51,6 +51,7 @@ def layer_norm(
         "layer_norm",
         [
             why_not_triton(x.device, x.dtype),
+            why_no_gradient(x, weight, bias, offset, residual),
             f"{C} channels exceed {MAX_CHANNELS}" if C > MAX_CHANNELS else None,
         ],
     )

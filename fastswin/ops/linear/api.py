@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
 from fastswin.ops.linear.config import layer_norm_linear_blocker
 
 Activation = Literal["gelu"]
@@ -67,6 +67,7 @@ def linear(
         "linear",
         [
             why_not_triton(x.device, x.dtype),
+            why_no_gradient(x, weight, bias, residual, offset),
             layer_norm_linear_blocker(K) if layer_norm_eps is not None else None,
             f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
         ],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
 from fastswin.ops.mlp.config import mlp_blocker
 
 #: Every configuration's hidden step divides this.
@@ -65,7 +65,15 @@ def mlp(
     if (norm_weight is None) != (norm_bias is None):
         raise ValueError("give norm_weight and norm_bias together or not at all")
     chosen = choose_impl(
-        impl, "mlp", [why_not_triton(x.device, x.dtype), mlp_blocker(C, hidden, HIDDEN_STEP)]
+        impl,
+        "mlp",
+        [
+            why_not_triton(x.device, x.dtype),
+            why_no_gradient(
+                x, fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias, offset
+            ),
+            mlp_blocker(C, hidden, HIDDEN_STEP),
+        ],
     )
     weights = (fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias)
     if chosen == "reference":

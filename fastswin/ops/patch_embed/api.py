@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
 from fastswin._triton.tiles import MIN_DOT, split_columns
 
 MAX_CHANNELS = 512
@@ -53,6 +53,7 @@ def patch_embed(
         "patch_embed",
         [
             why_not_triton(images.device, dtype),
+            why_no_gradient(images, weight, bias, norm_weight, norm_bias),
             why_not_triton(images.device, images.dtype),
             None
             if split_columns(C) and C <= MAX_CHANNELS

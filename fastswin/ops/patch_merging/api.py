@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
 
 MAX_CHANNELS = 2048
 
@@ -43,6 +43,7 @@ def gather_neighbours(
         "gather_neighbours",
         [
             why_not_triton(x.device, x.dtype),
+            why_no_gradient(x, offset),
             f"{C} channels exceed {MAX_CHANNELS}" if C > MAX_CHANNELS else None,
         ],
     )

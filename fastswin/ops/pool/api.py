@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
 
 MAX_CHANNELS = 8192
 
@@ -45,6 +45,7 @@ def norm_pool(
         "norm_pool",
         [
             why_not_triton(x.device, x.dtype),
+            why_no_gradient(x, weight, bias, offset),
             f"{C} channels exceed {MAX_CHANNELS}" if C > MAX_CHANNELS else None,
         ],
     )

@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import torch
 
-from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
 from fastswin.ops.window_attention import register
 from fastswin.ops.window_attention.geometry import expand_bias_table
 from fastswin.ops.window_attention.packing import pack_bias, pack_head_scale, pack_mask
@@ -160,11 +160,10 @@ def _blockers(
     x: torch.Tensor, tensors: list[torch.Tensor | None], head_dim: int, dropout_p: float
 ) -> list[str | None]:
     """Reasons against the Triton path for valid arguments."""
-    needs_grad = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
     low, high = KERNEL_HEAD_DIMS
     return [
         why_not_triton(x.device, x.dtype),
-        "a gradient is needed and the kernel has no backward" if needs_grad else None,
+        why_no_gradient(*tensors),
         "dropout_p > 0 is not in the kernel" if dropout_p > 0 else None,
         None if low <= head_dim <= high else f"head_dim {head_dim} is not in [{low}, {high}]",
     ]
