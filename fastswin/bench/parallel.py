@@ -13,6 +13,7 @@ import dataclasses
 import json
 import multiprocessing
 import multiprocessing.connection
+import os
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -68,13 +69,14 @@ def run_parallel(
         raise ValueError(f"processes must be at least 1, got {processes}")
     target, _ = choose_device(device)
     context = multiprocessing.get_context("spawn")
+    threads = max(2, (os.cpu_count() or 1) // processes)
     wrong: list[str] = []
     ceilings: Ceilings | None = None
     for first in range(0, len(problems), processes):
         workers = []
         for problem in problems[first : first + processes]:
             here, there = context.Pipe()
-            options = (problem, variants, str(target), suite, seconds_per_contender, there)
+            options = (problem, variants, str(target), suite, seconds_per_contender, threads, there)
             process = context.Process(target=_work, args=options, daemon=True)
             process.start()
             there.close()
@@ -150,9 +152,12 @@ def _work(
     device: str,
     suite: str,
     seconds: float,
+    compile_threads: int,
     pipe: multiprocessing.connection.Connection,
 ) -> None:
     """Body of a worker process."""
+    # the default starts one compiler per core in every process; a single one takes minutes
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(compile_threads))
     turn = _Turn(pipe)
     lines: list[str] = []
     placeholder = Ceilings(copy_tbs=1.0, gemm_tflops={problem.dtype: 1.0, "fp16": 1.0, "fp32": 1.0})

@@ -110,6 +110,21 @@ def test_users_tf32_switch_does_not_leak(user):
         matmul.fp32_precision = before
 
 
+@pytest.mark.parametrize("batch", [1, 64])
+def test_graphs_survive_cleared_library_workspaces(batch):
+    """torch.compile's graph mode frees cuBLAS workspaces; a replay must not write to them."""
+    model = tiny(1, embed_dim=96, num_heads=(3, 6), image_size=(112, 112), window_size=7)
+    engine = Engine(model, "fp16")
+    images = images_like(model, batch).cuda()
+    first = engine(images)
+    torch._C._cuda_clearCublasWorkspaces()
+    torch.cuda.empty_cache()
+    canary = torch.full((64, 2**20), 7.0, device="cuda")  # takes what was freed
+    for _ in range(3):
+        assert torch.equal(engine(images), first)
+    assert bool((canary == 7.0).all())
+
+
 VERSIONS = pytest.mark.parametrize("version", [1, 2], ids=["v1", "v2"])
 SMALL = {"image_size": (56, 84), "window_size": 7}
 
