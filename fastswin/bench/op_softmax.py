@@ -21,7 +21,15 @@ import torch
 
 from fastswin.bench.failures import Failure, describe, release_memory
 from fastswin.bench.op_softmax_problems import PROBLEMS, Inputs, SoftmaxProblem
-from fastswin.bench.record import DEFAULT_ROOT, make_run_info, result_path, save_records, stamp
+from fastswin.bench.record import (
+    DEFAULT_ROOT,
+    Document,
+    make_document,
+    make_run_info,
+    result_path,
+    save_records,
+    stamp,
+)
 from fastswin.bench.roofline import Ceilings, measure_ceilings
 from fastswin.bench.timing import Candidate, Timing, make_clock, measure
 from fastswin.testing.tolerance import compare_to_oracle
@@ -40,6 +48,25 @@ WARM_CALLS = 3
 
 Call = Callable[[], object]
 Function = Callable[..., torch.Tensor]
+Say = Callable[[str], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class SoftmaxResult:
+    """A finished run: its own records, the file they were merged into, what was not measured."""
+
+    document: Document
+    path: Path
+    problems_found: tuple[str, ...]
+
+    @property
+    def exit_code(self) -> int:
+        """0 where everything was right and in time, else 1."""
+        return 1 if self.problems_found else 0
+
+
+def _print_line(line: str) -> None:
+    print(line, flush=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -152,16 +179,15 @@ def _candidate(
 
 
 def measure_problem(
-    problem: SoftmaxProblem, device: torch.device, ceilings: Ceilings, seconds: float
+    problem: SoftmaxProblem, device: torch.device, ceilings: Ceilings, seconds: float, say: Say
 ) -> list[dict]:
     """Check and time one problem; returns its records, none where the check is red."""
     inputs = problem.make(device, seed=0)
     checked = check(problem, inputs)
-    print(
+    say(
         f"{problem.case} {problem.dtype}: max error forward {checked.forward:.3g}, "
         f"dx {checked.backward:.3g}, dbias {checked.dbias:.3g}: "
-        f"{'right' if checked.passed else 'RED'}",
-        flush=True,
+        f"{'right' if checked.passed else 'RED'}"
     )
     if not checked.passed:
         return []
@@ -182,12 +208,14 @@ def measure_problem(
             try:
                 built.append(_candidate(name, function, sets, direction, captured))
             except Exception as error:
-                print(f"  {direction} {name}: {describe(error).message}", flush=True)
+                say(f"  {direction} {name}: {describe(error).message}")
         timings = measure(built, make_clock(device), seconds=seconds)
         worst = checked.forward if direction == "forward" else checked.backward
         for name, timing in timings.items():
             calls = CAPTURED_CALLS if captured else 1
-            records += _record(problem, name, direction, timing, calls, floor_ms, inputs, worst)
+            records += _record(
+                problem, name, direction, timing, calls, floor_ms, inputs, worst, say
+            )
         del built
         release_memory()
     return records
@@ -202,16 +230,16 @@ def _record(
     floor_ms: float,
     inputs: Inputs,
     error: float,
+    say: Say,
 ) -> list[dict]:
     if isinstance(timing, Failure):
-        print(f"  {direction:8} {variant:9} {timing.status}: {timing.message}", flush=True)
+        say(f"  {direction:8} {variant:9} {timing.status}: {timing.message}")
         return []
     median_ms = timing.median_ms / calls
     live_tbs = problem.live_bytes(inputs, direction) / median_ms * 1e-9
-    print(
+    say(
         f"  {direction:8} {variant:9} {median_ms:8.4f} ms  {live_tbs:6.3f} TB/s  "
-        f"{100 * floor_ms / median_ms:5.1f} % of copy",
-        flush=True,
+        f"{100 * floor_ms / median_ms:5.1f} % of copy"
     )
     record = {
         "case": problem.case, "dtype": problem.dtype, "batch": problem.shape[0],
@@ -225,29 +253,60 @@ def _record(
     return [record]
 
 
+def check_cases(names: Sequence[str]) -> None:
+    """Raise ValueError, listing the known ones, where a case does not exist."""
+    known = [problem.case for problem in PROBLEMS]
+    unknown = sorted(set(names) - set(known))
+    if unknown:
+        raise ValueError(f"unknown cases {unknown}; known: {', '.join(known)}")
+
+
 def run(
-    device: torch.device, root: Path, names: Sequence[str], seconds: float, deadline_s: float
-) -> int:
-    """Measure the problems and write ``<root>/<card>/softmax.json``; 0 where all are right."""
+    device: torch.device,
+    root: Path,
+    names: Sequence[str],
+    seconds: float,
+    deadline_s: float,
+    say: Say = _print_line,
+) -> SoftmaxResult:
+    """Measure the problems and write ``<root>/<card>/softmax.json`` after each.
+
+    Args:
+        device: where to measure.
+        root: folder of the records.
+        names: cases to measure; empty takes all.
+        seconds: per contender and direction.
+        deadline_s: problems that would start later are skipped.
+        say: receives readable lines.
+
+    Raises:
+        ValueError: an unknown case; nothing is run or written.
+    """
+    check_cases(names)
     start = time.monotonic()
     ceilings = measure_ceilings(device, ["fp16" if device.type == "cuda" else "fp32"])
     gemm = next(iter(ceilings.gemm_tflops.values()))
     info = make_run_info(SUITE, device, ceilings.copy_tbs, gemm)
-    print(f"{info.gpu}: copy {ceilings.copy_tbs:.3f} TB/s, torch {info.torch}", flush=True)
-    red = False
+    path = result_path(root, info)
+    say(f"{info.gpu}: copy {ceilings.copy_tbs:.3f} TB/s, torch {info.torch}")
+    wrong: list[str] = []
+    measured: list[dict] = []
     for problem in PROBLEMS:
         if names and problem.case not in names:
             continue
         if time.monotonic() - start > deadline_s:
-            print(f"{problem.case}: skipped, the deadline of {deadline_s:.0f} s is over")
-            red = True
+            wrong.append(f"{problem.case}: skipped, the deadline of {deadline_s:.0f} s is over")
+            say(wrong[-1])
             continue
-        records = measure_problem(problem, device, ceilings, seconds)
-        red = red or not records
+        records = measure_problem(problem, device, ceilings, seconds, say)
         if records:
-            save_records(result_path(root, info), info, [stamp(info, r) for r in records])
+            records = [stamp(info, record) for record in records]
+            save_records(path, info, records)
+            measured += records
+        else:
+            wrong.append(f"{problem.case}: red, no speed")
         release_memory()
-    return int(red)
+    return SoftmaxResult(make_document(info, measured), path, tuple(wrong))
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -263,18 +322,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     names = [name for name in options.cases.split(",") if name]
-    unknown = set(names) - {problem.case for problem in PROBLEMS}
-    if unknown:
-        known = ", ".join(problem.case for problem in PROBLEMS)
-        print(f"unknown cases {sorted(unknown)}; known: {known}", file=sys.stderr)
+    try:
+        check_cases(names)
+    except ValueError as error:
+        print(error, file=sys.stderr)
         return 2
     if options.sweep:
         from fastswin.bench.op_softmax_sweep import sweep
 
         sweep(device, names, options.workers, options.deadline_s)
         return 0
-    return run(device, options.out, names, options.seconds, options.deadline_s)
+    return run(device, options.out, names, options.seconds, options.deadline_s).exit_code
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    raise SystemExit(main())

@@ -1,4 +1,4 @@
-"""``fastswin bench model``."""
+"""``fastswin bench model`` and ``fastswin bench op``."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from typing import Annotated
 
 import typer
 
+from fastswin.bench import op_softmax
 from fastswin.bench.compile_cache import warm_compile_cache
 from fastswin.bench.contenders import COMPILED, VARIANTS
 from fastswin.bench.problems import SUITES
 from fastswin.bench.record import DEFAULT_ROOT
-from fastswin.bench.suites import run_model_suite
+from fastswin.bench.suites import choose_device, run_model_suite
 from fastswin.bench.tables import make_table
 from fastswin.cli.exit_codes import CheckFailedError
 from fastswin.cli.options import Json, parse_device, split_list, split_numbers
@@ -103,3 +104,44 @@ def model(
         note(f"fastswin: {line}")
     if result.exit_code:
         raise CheckFailedError(result.problems_found[0])
+
+
+#: Operators that have a benchmark.
+OPERATORS = ("softmax",)
+
+
+@app.command("op")
+def operator(
+    name: Annotated[str, typer.Argument(help=f"One of {', '.join(OPERATORS)}.")],
+    case: Annotated[
+        list[str] | None, typer.Option(help="Problems; default: all of the operator.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
+    out: Annotated[Path, typer.Option(help="Root folder of the records.")] = DEFAULT_ROOT,
+    seconds: Annotated[float, typer.Option(min=0.01, help="Per contender and direction.")] = 0.5,
+    deadline: Annotated[float, typer.Option(help="Start no problem after this many seconds.")] = (
+        480.0
+    ),
+    json: Json = False,
+) -> None:
+    """Time one operator, forward and backward. Repeat an option or use commas."""
+    if name not in OPERATORS:
+        raise ValueError(f"NAME must be one of {', '.join(OPERATORS)}, got {name!r}")
+    target, notes = choose_device(device)
+    lines: list[str] = []
+    with Progress("bench") as progress:
+
+        def say(line: str) -> None:
+            lines.append(line)
+            progress.say(line)
+
+        result = op_softmax.run(target, out, split_list(case, "--case"), seconds, deadline, say)
+    problems_found = [*notes, *result.problems_found]
+    if json:
+        print_json(result.document | {"problems_found": problems_found})
+    else:
+        print("\n".join([*lines, f"records: {result.path}"]))
+    for line in problems_found[1:]:
+        note(f"fastswin: {line}")
+    if problems_found:
+        raise CheckFailedError(problems_found[0])
