@@ -23,13 +23,15 @@ import dataclasses
 import torch
 
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
-from fastswin._triton.tiles import split_columns
 from fastswin.engine.precision import Precision
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
 from fastswin.ops.linear.config import layer_norm_linear_blocker
 from fastswin.ops.mlp.api import HIDDEN_STEP
 from fastswin.ops.mlp.config import mlp_blocker
+from fastswin.ops.patch_embed.api import patch_embed_blocker
+from fastswin.ops.patch_merging.api import MAX_CHANNELS as MERGE_MAX_CHANNELS
+from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
 
 Pair = tuple[int, int]
 
@@ -60,10 +62,6 @@ class StagePlan:
     mlp: str
     merge: str | None
     reasons: dict[str, str]
-
-    def offsets_residual(self) -> bool:
-        """Whether the residual stream of this stage is stored without its pending biases."""
-        return "library" in (self.proj, self.mlp)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -101,11 +99,16 @@ def make_plan(
         _plan_stage(config, stage, batch, image_size, precision, blocked)
         for stage in range(config.num_stages)
     )
-    kernel = "reference" if blocked else "triton"
-    embed = kernel
-    if split_columns(config.embed_dim) is None:
-        embed = "reference"
-    return ModelPlan(batch, image_size, embed, stages, kernel)
+    elements = config.in_channels * config.patch_size**2
+    no_embed = blocked or patch_embed_blocker(config.embed_dim, elements)
+    no_pool = blocked or config.num_features > POOL_MAX_CHANNELS
+    return ModelPlan(
+        batch,
+        image_size,
+        "reference" if no_embed else "triton",
+        stages,
+        "reference" if no_pool else "triton",
+    )
 
 
 def _plan_stage(
@@ -150,6 +153,9 @@ def _choose(
 ) -> tuple[dict[str, str], dict[str, str]]:
     choice = {"attention": "triton", "merge": "triton"}
     reasons: dict[str, str] = {}
+    if C > MERGE_MAX_CHANNELS:
+        choice["merge"] = "reference"
+        reasons["merge"] = f"{C} channels exceed the kernel's {MERGE_MAX_CHANNELS}"
     if config.head_dim(stage) > 128:
         choice["attention"] = "reference"
         reasons["attention"] = f"head_dim {config.head_dim(stage)} exceeds the kernel's 128"

@@ -15,6 +15,7 @@ from engine_cases import (
 )
 from swin_references import perturb
 
+from fastswin.engine import Engine
 from fastswin.engine.forward import bind
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
@@ -250,3 +251,28 @@ def test_wide_heads_take_the_reference_attention():
     plan = make_plan(config, 1, (32, 32), CPU, PRECISIONS["fp16"], "triton")
     assert plan.stages[0].attention == "reference"
     assert "head_dim 160" in plan.stages[0].reasons["attention"]
+
+
+@pytest.mark.parametrize(
+    ("changes", "embed"),
+    [
+        ({}, "triton"),
+        ({"patch_size": 16, "image_size": (64, 96)}, "reference"),  # 768 values a patch
+        ({"embed_dim": 40, "num_heads": (5, 5)}, "reference"),  # 32 + 8 columns: no dot of 8
+    ],
+    ids=["usual", "large-patch", "odd-width"],
+)
+def test_plans_never_pick_a_kernel_that_would_refuse(changes, embed):
+    """Any configuration runs: where a kernel has a limit the plan takes the reference."""
+    config = SwinConfig(
+        **{
+            "image_size": (16, 24), "embed_dim": 32, "depths": (1, 1), "num_heads": (1, 2),
+            "window_size": (2, 2), "num_classes": 5,
+        } | changes
+    )  # fmt: skip
+    model = SwinTransformer(config).eval()
+    images = torch.randn(1, 3, *config.image_size, generator=torch.Generator().manual_seed(3))
+    engine = Engine(model, "fp32", device="cpu", impl="triton")
+    assert engine.report().plan.embed == embed
+    with torch.no_grad():
+        torch.testing.assert_close(engine(images), model(images), atol=1e-5, rtol=0)

@@ -12,6 +12,15 @@ MAX_CHANNELS = 512
 MAX_PATCH_ELEMENTS = 256
 
 
+def patch_embed_blocker(C: int, patch_elements: int) -> str | None:
+    """Reason why the kernel cannot take ``C`` output channels or this patch, None where it can."""
+    if split_columns(C) is None or C > MAX_CHANNELS:
+        return f"{C} channels are not one or two powers of two in [{MIN_DOT}, {MAX_CHANNELS}]"
+    if patch_elements > MAX_PATCH_ELEMENTS:
+        return f"{patch_elements} values a patch exceed {MAX_PATCH_ELEMENTS}"
+    return None
+
+
 def patch_embed(
     images: torch.Tensor,
     weight: torch.Tensor,
@@ -47,7 +56,6 @@ def patch_embed(
     if (norm_weight is None) != (norm_bias is None):
         raise ValueError("give norm_weight and norm_bias together or not at all")
     dtype = dtype or images.dtype
-    elements = channels * patch * patch
     chosen = choose_impl(
         impl,
         "patch_embed",
@@ -55,12 +63,7 @@ def patch_embed(
             why_not_triton(images.device, dtype),
             why_no_gradient(images, weight, bias, norm_weight, norm_bias),
             why_not_triton(images.device, images.dtype),
-            None
-            if split_columns(C) and C <= MAX_CHANNELS
-            else f"{C} channels are not one or two powers of two in [{MIN_DOT}, {MAX_CHANNELS}]",
-            f"{elements} values a patch exceed {MAX_PATCH_ELEMENTS}"
-            if elements > MAX_PATCH_ELEMENTS
-            else None,
+            patch_embed_blocker(C, channels * patch * patch),
         ],
     )
     if chosen == "reference":
