@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from fastswin.bench.measurement import Outcome
 from fastswin.bench.problems import Problem
 from fastswin.bench.record import DEFAULT_ROOT, make_run_info, result_path, save_records
@@ -158,6 +160,8 @@ def _work(
     """Body of a worker process."""
     # the default starts one compiler per core in every process; a single one takes minutes
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(compile_threads))
+    if device.startswith("cuda"):
+        torch.set_num_threads(1)  # every process would wake a thread per core to make its weights
     turn = _Turn(pipe)
     lines: list[str] = []
     placeholder = Ceilings(copy_tbs=1.0, gemm_tflops={problem.dtype: 1.0, "fp16": 1.0, "fp32": 1.0})

@@ -53,6 +53,7 @@ def test_all_contenders_are_right(tiny_problem, tmp_path, dtype):
     assert {r["variant"] for r in result.document["records"]} == set(VARIANTS)
     graphs = {r["variant"] for r in result.document["records"] if r["graph"]}
     assert graphs >= {"fastswin", "eager-graph", "compile-reduce-overhead"}
-    assert all(r["peak_mib"] > 0 for r in result.document["records"])
+    peaks = {r["variant"]: r["peak_mib"] for r in result.document["records"]}
+    assert min(peaks.values()) > 0, peaks
     assert tf32_state() == before
     assert suites.choose_device(None)[0].type == "cuda"

@@ -11,6 +11,7 @@ from fastswin import ops
 from fastswin.testing.tolerance import assert_close_to_oracle
 
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
+HALF_DTYPES = DTYPES[1:]  # the matrix products are written for tensor cores
 WIDE = torch.float64
 
 
@@ -64,7 +65,7 @@ def test_layer_norm_in_place(randn):
     torch.testing.assert_close(x, expected, atol=1e-5, rtol=0)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape", [(70, 96, 96), (33, 72, 100), (130, 256, 64), (1, 10, 768)], ids=str
 )
@@ -81,7 +82,7 @@ def test_linear(shape, dtype, epilogue, randn):
     check(ops.linear, made, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize(
     "shape", [(70, 288, 96), (49, 96, 192), (33, 72, 64), (5, 40, 384)], ids=str
 )
@@ -100,7 +101,7 @@ def test_layer_norm_linear(shape, dtype, activation, with_offset, randn):
     check(ops.linear, made, dtype)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("dtype", HALF_DTYPES, ids=str)
 @pytest.mark.parametrize("channels", [32, 64, 96, 128])
 @pytest.mark.parametrize("form", ["norm-first", "norm-last"])
 @pytest.mark.parametrize("with_offset", [False, True])
@@ -117,6 +118,20 @@ def test_mlp(channels, dtype, form, with_offset, randn):
     if form == "norm-last":
         made |= {"norm_weight": 1 + 0.3 * randn(C), "norm_bias": randn(C)}
     check(ops.mlp, made, dtype)
+
+
+@pytest.mark.parametrize("operator", ["linear", "layer-norm-linear", "mlp"])
+def test_fp32_products_are_the_librarys(operator, randn):
+    """Chains of K multiply-adds are two to three times as far from fp64 as the library's sums."""
+    x, fc1, fc2 = randn(70, 64), randn(256, 64, spread=0.1), randn(64, 256, spread=0.1)
+    if operator == "mlp":
+        call = functools.partial(ops.mlp, x, fc1, randn(256), fc2, randn(64))
+    else:
+        eps = 1e-5 if operator == "layer-norm-linear" else None
+        call = functools.partial(ops.linear, x, fc1, layer_norm_eps=eps)
+    with pytest.raises(RuntimeError, match="float32 products are faster and closer"):
+        call(impl="triton")
+    assert torch.equal(call(), call(impl="reference"))
 
 
 @pytest.mark.gpu
@@ -170,15 +185,13 @@ def test_layer_norm_linear_at_model_sizes(shape, dtype, randn):
     check(ops.linear, made, dtype)
 
 
-@pytest.mark.parametrize("exact", [True, False], ids=["fp32", "half"])
-def test_gelu_is_erf_gelu_to_a_rounding(exact, randn, device):
+def test_gelu_is_erf_gelu_to_a_rounding(device):
     """On an identity product: within one half-precision rounding of erf GELU over its range."""
-    dtype = torch.float32 if exact else torch.float16
-    x = torch.linspace(-9, 9, 16 * 257, device=device).view(-1, 16).to(dtype)
-    identity = torch.eye(16, device=device, dtype=dtype)
+    x = torch.linspace(-9, 9, 16 * 257, device=device).view(-1, 16).half()
+    identity = torch.eye(16, device=device, dtype=torch.float16)
     out = ops.linear(x, identity, activation="gelu", impl="triton").double()
     truth = torch.nn.functional.gelu(x.double())
-    bound = 1e-6 if exact else 2**-11 * truth.abs() + 1e-4
+    bound = 2**-11 * truth.abs() + 1e-4
     assert bool(((out - truth).abs() <= bound).all())
 
 
@@ -249,9 +262,13 @@ def test_patch_embed_of_grey_images(randn):
 
 EMPTY = {
     "layer_norm": lambda r, i: ops.layer_norm(r(0, 96), impl=i),
-    "linear": lambda r, i: ops.linear(r(0, 96), r(32, 96), impl=i),
-    "ln-linear": lambda r, i: ops.linear(r(0, 96), r(32, 96), layer_norm_eps=1e-5, impl=i),
-    "mlp": lambda r, i: ops.mlp(r(0, 32), r(128, 32), r(128), r(32, 128), r(32), impl=i),
+    "linear": lambda r, i: ops.linear(r(0, 96).half(), r(32, 96).half(), impl=i),
+    "ln-linear": lambda r, i: ops.linear(
+        r(0, 96).half(), r(32, 96).half(), layer_norm_eps=1e-5, impl=i
+    ),
+    "mlp": lambda r, i: ops.mlp(
+        r(0, 32).half(), r(128, 32).half(), r(128), r(32, 128).half(), r(32), impl=i
+    ),
     "gather": lambda r, i: ops.gather_neighbours(r(0, 7, 8, 16), impl=i),
     "pool": lambda r, i: ops.norm_pool(r(0, 7, 7, 16), r(16), r(16), impl=i),
     "patch": lambda r, i: ops.patch_embed(r(0, 3, 8, 8), r(16, 3, 4, 4), r(16), impl=i),

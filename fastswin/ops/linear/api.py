@@ -7,8 +7,18 @@ from typing import Literal
 import torch
 import torch.nn.functional as F
 
-from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
-from fastswin.ops.linear.config import layer_norm_linear_blocker
+from fastswin._triton.available import (
+    Impl,
+    choose_impl,
+    why_no_gradient,
+    why_not_half,
+    why_not_triton,
+)
+from fastswin.ops.linear.config import (
+    GemmConfig,
+    LayerNormLinearConfig,
+    layer_norm_linear_blocker,
+)
 
 Activation = Literal["gelu"]
 
@@ -24,6 +34,7 @@ def linear(
     offset: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     impl: Impl = "auto",
+    config: GemmConfig | LayerNormLinearConfig | None = None,
 ) -> torch.Tensor:
     """``residual + activation(norm(x) @ weight.T + bias)`` in one kernel.
 
@@ -38,6 +49,8 @@ def linear(
         offset: ``[K]`` added to every row before that norm; needs ``layer_norm_eps``.
         out: ``[..., N]`` where the result goes; may be ``residual``.
         impl: "auto", "triton" or "reference".
+        config: tiles of the kernel, a :class:`LayerNormLinearConfig` with ``layer_norm_eps`` and a
+            :class:`GemmConfig` without; None takes the heuristic.
 
     Returns:
         ``[..., N]`` in x's dtype; products accumulate in fp32.
@@ -62,11 +75,15 @@ def linear(
         raise ValueError(
             f"offset must be [{K}] and needs layer_norm_eps, got {tuple(offset.shape)}"
         )
+    expected = GemmConfig if layer_norm_eps is None else LayerNormLinearConfig
+    if config is not None and not isinstance(config, expected):
+        raise ValueError(f"config must be a {expected.__name__}, got {type(config).__name__}")
     chosen = choose_impl(
         impl,
         "linear",
         [
             why_not_triton(x.device, x.dtype),
+            why_not_half(x.dtype),
             why_no_gradient(x, weight, bias, residual, offset),
             layer_norm_linear_blocker(K) if layer_norm_eps is not None else None,
             f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
@@ -76,9 +93,13 @@ def linear(
         return _linear_ref(x, weight, bias, activation, residual, layer_norm_eps, offset, out)
     from fastswin.ops.linear.forward import layer_norm_linear_fwd, linear_fwd
 
-    if layer_norm_eps is not None:
-        return layer_norm_linear_fwd(x, weight, bias, activation, layer_norm_eps, offset, out)
-    return linear_fwd(x, weight, bias, activation, residual, out)
+    if isinstance(config, LayerNormLinearConfig) or layer_norm_eps is not None:
+        assert layer_norm_eps is not None  # checked with the type of config
+        assert not isinstance(config, GemmConfig)
+        return layer_norm_linear_fwd(
+            x, weight, bias, activation, layer_norm_eps, offset, out, config
+        )
+    return linear_fwd(x, weight, bias, activation, residual, out, config)
 
 
 def _linear_ref(

@@ -42,7 +42,7 @@ def _store_tile(
     if HAS_BIAS:
         acc += tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
     if GELU:
-        acc = gelu(acc, out_ptr.dtype.element_ty == tl.float32)
+        acc = gelu(acc)
     base = tile_m.to(tl.int64) * BLOCK_M * N
     at = row[:, None] * N + col[None, :]
     if HAS_RESIDUAL:
@@ -55,7 +55,7 @@ def _linear_fwd_kernel(
     x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    PRECISION: tl.constexpr, NUM_STAGES: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program per output tile, operands by pointers; columns fastest."""
     tiles_n = tl.cdiv(N, BLOCK_N)
@@ -77,7 +77,7 @@ def _linear_fwd_kernel(
             k_valid = (start + k < K)[None, :]
             x = tl.load(x_at + start, mask=rows_valid & k_valid, other=0.0)
             w = tl.load(weight_at + start, mask=cols_valid & k_valid, other=0.0)
-        acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
+        acc = tl.dot(x, tl.trans(w), acc)
     _store_tile(
         acc, bias_ptr, residual_ptr, out_ptr, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N,
         HAS_BIAS, GELU, HAS_RESIDUAL,
@@ -127,7 +127,7 @@ def _layer_norm_linear_fwd_kernel(
     N: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COLUMN_SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_OFFSET: tl.constexpr, GELU: tl.constexpr,
-    PRECISION: tl.constexpr, NUM_STAGES: tl.constexpr,
+    NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """x-stationary: one program keeps LN(x) ``[BLOCK_M, KA + KB]`` and walks over columns."""
     K: tl.constexpr = KA + KB
@@ -158,14 +158,14 @@ def _layer_norm_linear_fwd_kernel(
         col = (split * steps_each + step) * BLOCK_N + tl.arange(0, BLOCK_N)
         cols_valid = (col < N)[:, None]
         w = tl.load(weight_ptr + col[:, None] * K + ka[None, :], mask=cols_valid, other=0.0)
-        acc = tl.dot(a, tl.trans(w), input_precision=PRECISION)
+        acc = tl.dot(a, tl.trans(w))
         if KB > 0:
             w = tl.load(weight_ptr + col[:, None] * K + kb[None, :], mask=cols_valid, other=0.0)
-            acc = tl.dot(b, tl.trans(w), acc, input_precision=PRECISION)
+            acc = tl.dot(b, tl.trans(w), acc)
         if HAS_BIAS:
             acc += tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
         if GELU:
-            acc = gelu(acc, out_ptr.dtype.element_ty == tl.float32)
+            acc = gelu(acc)
         keep = valid & (col < N)[None, :]
         at = out_ptr + row[:, None] * N + col[None, :]
         tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=keep)
@@ -200,8 +200,6 @@ def linear_fwd(
     multiprocessors = multiprocessor_count(x.device)
     if config is None:
         config = default_gemm_config(M, N, K, multiprocessors, device_capability(x.device))
-        if x.element_size() == 4:
-            config = GemmConfig(64, 64, 32, num_warps=4, num_stages=2)
     tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
@@ -225,9 +223,8 @@ def linear_fwd(
             )
         else:
             _linear_fwd_kernel[(tiles,)](
-                x, weight, *pointers, M, N, K, **constants, EVEN_K=K % config.block_k == 0,
-                PRECISION="ieee",
-            )  # fmt: skip
+                x, weight, *pointers, M, N, K, **constants, EVEN_K=K % config.block_k == 0
+            )
     return out
 
 
@@ -262,7 +259,7 @@ def layer_norm_linear_fwd(
             x, weight, x if bias is None else bias, x if offset is None else offset, out, M, eps,
             N=N, KA=columns[0], KB=columns[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n,
             COLUMN_SPLITS=config.column_splits, HAS_BIAS=bias is not None,
-            HAS_OFFSET=offset is not None, GELU=activation == "gelu", PRECISION="ieee",
-            NUM_STAGES=config.num_stages, num_warps=config.num_warps,
+            HAS_OFFSET=offset is not None, GELU=activation == "gelu", NUM_STAGES=config.num_stages,
+            num_warps=config.num_warps,
         )  # fmt: skip
     return out

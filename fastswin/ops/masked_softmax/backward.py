@@ -19,7 +19,12 @@ import triton.language as tl
 
 from fastswin._triton.device import on_device
 from fastswin.ops.masked_softmax.config import SoftmaxConfig
-from fastswin.ops.masked_softmax.forward import load_limit, row_offset, visible_keys
+from fastswin.ops.masked_softmax.forward import (
+    load_limit,
+    loaded_elements,
+    row_offset,
+    visible_keys,
+)
 from fastswin.ops.masked_softmax.launch import backward_problem
 from fastswin.ops.masked_softmax.rows import RowPlan
 
@@ -49,13 +54,9 @@ def _gradient_rows(
         gs = ()
         for c in tl.static_range(LIVE):
             col = c * L + lane
-            keep = row_ok[:, None]
-            if PREFIX:
-                keep = keep & (col[None, :] < limit[:, None])
-            elif c == CHUNKS - 1 and not EVEN:
-                keep = keep & (col < N)[None, :]
-            y = tl.load(y_at[:, None] + col[None, :] * y_key, mask=keep, other=0.0)
-            g = tl.load(g_at[:, None] + col[None, :] * g_key, mask=keep, other=0.0)
+            keep_y = loaded_elements(row_ok, limit, col, N, PREFIX, c == CHUNKS - 1 and not EVEN)
+            y = tl.load(y_at[:, None] + col[None, :] * y_key, mask=keep_y, other=0.0)
+            g = tl.load(g_at[:, None] + col[None, :] * g_key, mask=keep_y, other=0.0)
             if PREFIX:
                 seen = col[None, :] < live[:, None]
                 y = tl.where(seen, y, 0.0)
@@ -74,14 +75,14 @@ def _gradient_rows(
                     new_sums = new_sums + (sums[c] + ds,)
             if NEEDS_DX:
                 col = c * L + lane
-                keep = row_ok[:, None]
-                if c == CHUNKS - 1 and not EVEN:
-                    keep = keep & (col < N)[None, :]
+                keep_dx = loaded_elements(
+                    row_ok, limit, col, N, False, c == CHUNKS - 1 and not EVEN
+                )
                 if c < LIVE:
                     dx = (ds * scale).to(dx_row.dtype.element_ty)
                 else:
                     dx = tl.zeros([R, L], dx_row.dtype.element_ty)
-                tl.store(dx_at[:, None] + col[None, :], dx, mask=keep)
+                tl.store(dx_at[:, None] + col[None, :], dx, mask=keep_dx)
         sums = new_sums
     if NEEDS_SUM:
         for c in tl.static_range(CHUNKS):

@@ -72,6 +72,21 @@ def load_limit(live, N_ALIGN: tl.constexpr):
 
 
 @triton.jit
+def loaded_elements(row_ok, limit, col, N, PREFIX: tl.constexpr, RAGGED: tl.constexpr):
+    """Mask ``[R, 1 or L]`` of a tile: rows that exist, keys below each row's limit or below N.
+
+    Its shape differs from tile to tile, so each use has a name of its own: Triton takes a name
+    that a loop assigns again for a value carried from turn to turn, which may not change shape.
+    """
+    keep = row_ok[:, None]
+    if PREFIX:
+        keep = keep & (col[None, :] < limit[:, None])
+    elif RAGGED:
+        keep = keep & (col < N)[None, :]
+    return keep
+
+
+@triton.jit
 def _added_tile(
     bias_row, mask_row, col, keep, bias_key, mask_key,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr,
@@ -114,13 +129,9 @@ def _softmax_rows(
     added = ()
     for c in tl.static_range(LIVE):
         col = c * L + lane
-        keep = row_ok[:, None]
-        if PREFIX:
-            keep = keep & (col[None, :] < limit[:, None])
-        elif c == CHUNKS - 1 and not EVEN:
-            keep = keep & (col < N)[None, :]
+        keep_added = loaded_elements(row_ok, limit, col, N, PREFIX, c == CHUNKS - 1 and not EVEN)
         tile = _added_tile(
-            bias_row, mask_row, col, keep, bias_key, mask_key, HAS_BIAS, MASK
+            bias_row, mask_row, col, keep_added, bias_key, mask_key, HAS_BIAS, MASK
         )  # fmt: skip
         added = added + (tile,)
     one = tl.full([], 1, tl.int64)
@@ -132,12 +143,8 @@ def _softmax_rows(
         raw = ()
         for c in tl.static_range(LIVE):
             col = c * L + lane
-            keep = row_ok[:, None]
-            if PREFIX:
-                keep = keep & (col[None, :] < limit[:, None])
-            elif c == CHUNKS - 1 and not EVEN:
-                keep = keep & (col < N)[None, :]
-            x = tl.load(x_at[:, None] + col[None, :] * x_key, mask=keep, other=0.0)
+            keep_x = loaded_elements(row_ok, limit, col, N, PREFIX, c == CHUNKS - 1 and not EVEN)
+            x = tl.load(x_at[:, None] + col[None, :] * x_key, mask=keep_x, other=0.0)
             raw = raw + (x,)
         peak = tl.full([R, L], -float("inf"), tl.float32)
         scores = ()
@@ -162,14 +169,12 @@ def _softmax_rows(
         inverse = 1.0 / tl.where(total == 0.0, 1.0, total)
         for c in tl.static_range(CHUNKS):
             col = c * L + lane
-            keep = row_ok[:, None]
-            if c == CHUNKS - 1 and not EVEN:
-                keep = keep & (col < N)[None, :]
+            keep_y = loaded_elements(row_ok, limit, col, N, False, c == CHUNKS - 1 and not EVEN)
             if c < LIVE:
                 y = (probs[c] * inverse[:, None]).to(out_row.dtype.element_ty)
             else:
                 y = tl.zeros([R, L], out_row.dtype.element_ty)
-            tl.store(out_at[:, None] + col[None, :] * out_key, y, mask=keep)
+            tl.store(out_at[:, None] + col[None, :] * out_key, y, mask=keep_y)
 
 
 @triton.jit

@@ -5,8 +5,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
-from fastswin.ops.mlp.config import mlp_blocker
+from fastswin._triton.available import (
+    Impl,
+    choose_impl,
+    why_no_gradient,
+    why_not_half,
+    why_not_triton,
+)
+from fastswin.ops.mlp.config import MlpConfig, mlp_blocker
 
 #: Every configuration's hidden step divides this.
 HIDDEN_STEP = 128
@@ -25,6 +31,7 @@ def mlp(
     eps: float = 1e-5,
     out: torch.Tensor | None = None,
     impl: Impl = "auto",
+    config: MlpConfig | None = None,
 ) -> torch.Tensor:
     """The MLP half of a block, LayerNorm and residual included.
 
@@ -40,6 +47,7 @@ def mlp(
         eps: LayerNorm epsilon.
         out: ``[..., C]`` where the result goes; may be ``x``.
         impl: "auto", "triton" or "reference".
+        config: tiles of the kernel; None takes the heuristic.
 
     Returns:
         ``[..., C]`` in x's dtype.
@@ -69,6 +77,7 @@ def mlp(
         "mlp",
         [
             why_not_triton(x.device, x.dtype),
+            why_not_half(x.dtype),
             why_no_gradient(
                 x, fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias, offset
             ),
@@ -80,7 +89,7 @@ def mlp(
         return _mlp_ref(x, *weights, offset, eps, out)
     from fastswin.ops.mlp.forward import mlp_fwd
 
-    return mlp_fwd(x, *weights, offset, eps, out)
+    return mlp_fwd(x, *weights, offset, eps, out, config)
 
 
 def _mlp_ref(

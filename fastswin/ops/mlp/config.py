@@ -30,10 +30,8 @@ class MlpConfig:
     tma: bool = False
 
 
-def default_mlp_config(C: int, itemsize: int, capability: tuple[int, int]) -> MlpConfig:
+def default_mlp_config(C: int, capability: tuple[int, int]) -> MlpConfig:
     """Heuristic from measurements on an H100."""
-    if itemsize == 4:
-        return MlpConfig(32, 32, num_warps=4, num_stages=1)
     if capability < (8, 0):  # no tensor-core code there: operands fill the registers
         return MlpConfig(16, 16, num_warps=4, num_stages=1)
     if capability[0] not in (9, 10):  # 99 to 163 KiB of shared memory

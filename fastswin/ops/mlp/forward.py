@@ -39,7 +39,7 @@ def _mlp_fwd_kernel(
     offset_ptr, out_ptr, M, eps,
     CA: tl.constexpr, CB: tl.constexpr, HIDDEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, POST_NORM: tl.constexpr, TMA: tl.constexpr,
-    HAS_OFFSET: tl.constexpr, PRECISION: tl.constexpr, NUM_STAGES: tl.constexpr,
+    HAS_OFFSET: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program per BLOCK_M rows, walking over the hidden units."""
     C: tl.constexpr = CA + CB
@@ -77,18 +77,18 @@ def _mlp_fwd_kernel(
             acc_b += xb
     for start in tl.range(0, HIDDEN, BLOCK_H, num_stages=NUM_STAGES):
         w = _tile(fc1_ptr, fc1_a_desc, start, 0, C, BLOCK_H, CA, TMA)
-        h = tl.dot(na, w, input_precision=PRECISION)
+        h = tl.dot(na, w)
         if CB > 0:
             w = _tile(fc1_ptr, fc1_b_desc, start, CA, C, BLOCK_H, CB, TMA)
-            h = tl.dot(nb, w, h, input_precision=PRECISION)
+            h = tl.dot(nb, w, h)
         unit = start + tl.arange(0, BLOCK_H)
         h += tl.load(fc1_bias_ptr + unit).to(tl.float32)[None, :]
-        h = gelu(h, dtype == tl.float32).to(dtype)
+        h = gelu(h).to(dtype)
         w = _tile(fc2_ptr, fc2_a_desc, 0, start, HIDDEN, CA, BLOCK_H, TMA)
-        acc_a = tl.dot(h, w, acc_a, input_precision=PRECISION)
+        acc_a = tl.dot(h, w, acc_a)
         if CB > 0:
             w = _tile(fc2_ptr, fc2_b_desc, CA, start, HIDDEN, CB, BLOCK_H, TMA)
-            acc_b = tl.dot(h, w, acc_b, input_precision=PRECISION)
+            acc_b = tl.dot(h, w, acc_b)
     if POST_NORM:
         acc_a, acc_b = normalize_rows(acc_a, acc_b, C, CB, eps)
         acc_a = acc_a * tl.load(norm_weight_ptr + ca).to(tl.float32)[None, :]
@@ -132,7 +132,7 @@ def mlp_fwd(
     C, hidden = x.shape[-1], fc1_weight.shape[0]
     M = x.numel() // C
     if config is None:
-        config = default_mlp_config(C, x.element_size(), device_capability(x.device))
+        config = default_mlp_config(C, device_capability(x.device))
     columns = split_columns(C)
     assert columns is not None  # mlp_blocker was asked before
     CA, CB = columns
@@ -149,6 +149,6 @@ def mlp_fwd(
             x if offset is None else offset, out, M, eps,
             CA=CA, CB=CB, HIDDEN=hidden, BLOCK_M=config.block_m, BLOCK_H=config.block_h,
             POST_NORM=norm_weight is not None, TMA=config.tma, HAS_OFFSET=offset is not None,
-            PRECISION="ieee", NUM_STAGES=config.num_stages, num_warps=config.num_warps,
+            NUM_STAGES=config.num_stages, num_warps=config.num_warps,
         )  # fmt: skip
     return out

@@ -32,6 +32,7 @@ def launches(dtype):
         empty(32, 1, 1024, 1024, dtype=torch.bool),
     )
     tril, lens = empty(12, 64, 500, 500, dtype=torch.float32), empty(12, dtype=torch.int64)
+    even, shorter = empty(4, 3, 1024, 1024, dtype=dtype), empty(4, dtype=torch.int64)
     row, long = empty(64, 16384, dtype=dtype), empty(64, 131072, dtype=dtype)
     odd = empty(64, 20001, dtype=dtype)
     every = (True, True, False)
@@ -45,6 +46,10 @@ def launches(dtype):
         masked_softmax_bwd(scores, scores, None, None, None, 0.125, False, only_x)
         masked_softmax_fwd(tril, None, None, lens, 1.0, True)
         masked_softmax_bwd(tril, tril, None, None, lens, 1.0, True, only_x)
+        masked_softmax_fwd(even, None, None, shorter, 1.0, True)
+        masked_softmax_bwd(even, even, None, None, shorter, 1.0, True, only_x)
+        masked_softmax_fwd(even, empty(1024, 1024), None, shorter, 1.0, True)
+        masked_softmax_bwd(even, even, empty(1024, 1024), None, shorter, 1.0, True, every)
         masked_softmax_fwd(row, None, None, None, 1.0, False)
         masked_softmax_bwd(odd, odd, None, None, None, 1.0, False, only_x)
         masked_softmax_fwd(long, None, None, None, 1.0, False)
