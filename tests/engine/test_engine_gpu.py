@@ -11,6 +11,7 @@ from engine_cases import images_like, largest_difference, tiny
 from swin_references import perturb
 
 from fastswin.engine import Engine
+from fastswin.models import create_model
 
 pytestmark = pytest.mark.gpu
 
@@ -20,7 +21,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 MODELS = {
     "swin-tiny": ("swin_tiny_patch4_window7_224", (224, 224), {}),
-    "swin-tiny-odd-size": ("swin_tiny_patch4_window7_224", (252, 336), {"img_size": (252, 336)}),
+    "swin-tiny-odd-size": ("swin_tiny_patch4_window7_224", (280, 392), {"img_size": (280, 392)}),
     "swin-base-384": ("swin_base_patch4_window12_384", (384, 384), {}),
     "swin-tiny-c24": ("swin_tiny_c24_patch4_window8_256", (256, 256), {}),
     "swinv2-tiny": ("swinv2_tiny_window8_256", (256, 256), {}),
@@ -39,13 +40,14 @@ def exact_references():
 
 @pytest.fixture(scope="module", params=MODELS.keys())
 def case(request):
-    """timm's model with perturbed weights, images, and its fp32 logits."""
+    """timm's model (ours where timm has none) with perturbed weights, images, its fp32 logits."""
     import timm
 
     name, size, arguments = MODELS[request.param]
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        model = perturb(timm.create_model(name, **arguments)).cuda()
+        make = timm.create_model if timm.is_model(name) else create_model
+        model = perturb(make(name, **arguments)).cuda().eval()
     images = torch.randn(8, 3, *size, generator=torch.Generator().manual_seed(1)).cuda()
     before = torch.backends.cudnn.conv.fp32_precision
     torch.backends.cudnn.conv.fp32_precision = "ieee"
