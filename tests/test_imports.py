@@ -15,10 +15,12 @@ PACKAGE = Path(__file__).parents[1] / "fastswin"
 LEVELS = (
     {"_triton", "testing"},
     {"ops"},
-    {"nn", "models"},
-    {"engine"},
+    {"nn", "models", "tuning"},
+    {"quant"},
+    {"accelerate", "engine"},
     {""},
     {"data"},
+    {"export"},
     {"bench"},
     {"evaluation", "classification", "doctor"},
     {"demo"},
@@ -31,6 +33,7 @@ TESTING_USERS = {"testing", "bench"}
 
 OPTIONAL = {
     "triton", "timm", "torchvision", "transformers", "PIL", "typer", "rich", "matplotlib",
+    "onnx", "onnx_ir", "onnxscript", "onnxruntime", "openvino",
 }  # fmt: skip
 
 
@@ -48,9 +51,7 @@ def room_of(module: str) -> str:
 
 def is_kernel(path: Path) -> bool:
     """Files that hold Triton functions and are imported only where a kernel is launched."""
-    room = room_of(name_of(path))
-    kernel = path.stem in ("forward", "backward") or path.stem.startswith("kernel")
-    return (room == "ops" and kernel) or name_of(path) == "fastswin._triton.math"
+    return "@triton.jit" in path.read_text()
 
 
 def is_command(path: Path) -> bool:

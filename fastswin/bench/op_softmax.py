@@ -12,6 +12,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import dataclasses
+import functools
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -39,9 +40,10 @@ SUITE = "softmax"
 #: Input sets of one problem hold at least this together, so that no call finds its data in L2.
 DISTINCT_BYTES = 2**28
 
-#: Problems with less are timed as CUDA graphs of several calls: they are shorter than a launch.
-CAPTURED_BYTES = 2**29
-CAPTURED_CALLS = 16
+#: Calls in one CUDA graph: enough to read this much, so that no launch from the host is timed. A
+#: first launch after a wait costs up to 1 ms here, a tenth of a 10 ms sample.
+CAPTURED_BYTES = 2**30
+MAX_CAPTURED_CALLS = 16
 
 #: Calls of each contender before anything is captured or timed.
 WARM_CALLS = 3
@@ -157,13 +159,13 @@ def _make_call(function: Function, sets: Sequence[Inputs], direction: str) -> Ca
 
 
 def _candidate(
-    name: str, function: Function, sets: Sequence[Inputs], direction: str, captured: bool
+    name: str, function: Function, sets: Sequence[Inputs], direction: str, captured_calls: int
 ) -> Candidate:
-    """Warm contender; ``captured`` makes it the replay of a graph of :data:`CAPTURED_CALLS`.
+    """Warm contender: the replay of a graph of ``captured_calls`` calls, or one plain call for 0.
 
     A backward runs on the stream of its forward, so both are made on the stream of the capture.
     """
-    stream = torch.cuda.Stream() if captured else None
+    stream = torch.cuda.Stream() if captured_calls else None
     with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
         call = _make_call(function, sets, direction)
         for _ in range(WARM_CALLS):
@@ -173,9 +175,14 @@ def _candidate(
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        for _ in range(CAPTURED_CALLS):
+        for _ in range(captured_calls):
             call()
-    return Candidate(name, graph.replay)
+    return Candidate(name, functools.partial(_replay, graph, call))
+
+
+def _replay(graph: torch.cuda.CUDAGraph, keep: Call) -> None:
+    """Replay; ``keep`` owns the tensors (a backward's saved outputs) whose addresses it holds."""
+    graph.replay()
 
 
 def measure_problem(
@@ -194,7 +201,9 @@ def measure_problem(
     release_memory()
     count = min(8, max(1, -(-DISTINCT_BYTES // (2 * inputs.x.nbytes))))
     sets = [inputs, *(problem.make(device, seed=s) for s in range(1, count))]
-    captured = device.type == "cuda" and inputs.x.nbytes < CAPTURED_BYTES
+    captured_calls = 0
+    if device.type == "cuda":
+        captured_calls = max(1, min(MAX_CAPTURED_CALLS, CAPTURED_BYTES // inputs.x.nbytes))
     records = []
     for direction in ("forward", "backward"):
         floor_ms = problem.live_bytes(inputs, direction) / ceilings.copy_tbs * 1e-9
@@ -206,15 +215,14 @@ def measure_problem(
         built: list[Candidate] = []
         for name, function in contenders.items():
             try:
-                built.append(_candidate(name, function, sets, direction, captured))
+                built.append(_candidate(name, function, sets, direction, captured_calls))
             except Exception as error:
                 say(f"  {direction} {name}: {describe(error).message}")
         timings = measure(built, make_clock(device), seconds=seconds)
         worst = checked.forward if direction == "forward" else checked.backward
         for name, timing in timings.items():
-            calls = CAPTURED_CALLS if captured else 1
             records += _record(
-                problem, name, direction, timing, calls, floor_ms, inputs, worst, say
+                problem, name, direction, timing, captured_calls, floor_ms, inputs, worst, say
             )
         del built
         release_memory()
@@ -226,7 +234,7 @@ def _record(
     variant: str,
     direction: str,
     timing: Timing | Failure,
-    calls: int,
+    captured_calls: int,
     floor_ms: float,
     inputs: Inputs,
     error: float,
@@ -235,6 +243,7 @@ def _record(
     if isinstance(timing, Failure):
         say(f"  {direction:8} {variant:9} {timing.status}: {timing.message}")
         return []
+    calls = max(1, captured_calls)
     median_ms = timing.median_ms / calls
     live_tbs = problem.live_bytes(inputs, direction) / median_ms * 1e-9
     say(
@@ -246,7 +255,7 @@ def _record(
         "variant": variant, "direction": direction, "median_ms": median_ms,
         "p20_ms": timing.p20_ms / calls, "p80_ms": timing.p80_ms / calls,
         "peak_mib": timing.peak_mib, "roofline_ms": floor_ms, "live_tbs": live_tbs,
-        "graph": calls > 1,
+        "graph": captured_calls > 0,
     }  # fmt: skip
     if variant == "fastswin":
         record["max_abs_err"] = error

@@ -18,7 +18,11 @@ import torch
 from fastswin.bench.failures import describe, release_memory
 from fastswin.bench.op_softmax_problems import PROBLEMS, SCALE, Inputs, SoftmaxProblem
 from fastswin.bench.roofline import measure_ceilings
-from fastswin.ops.masked_softmax.config import SoftmaxConfig, next_power_of_2
+from fastswin.ops.masked_softmax.config import (
+    MAX_PAIRED_ROW,
+    SoftmaxConfig,
+    next_power_of_2,
+)
 
 #: Rounds of timed calls per configuration; the median round counts.
 ROUNDS = 3
@@ -50,6 +54,8 @@ def configurations(problem: SoftmaxProblem, direction: str) -> list[SoftmaxConfi
     while keys % vector:
         vector //= 2
     found = list(_whole_rows(problem, keys, vector, direction))
+    if problem.kind == "window" and keys % 2 and keys <= MAX_PAIRED_ROW and itemsize == 2:
+        found = list(_paired_rows(keys))
     if keys >= 16384:
         found += list(_long_rows(keys, vector, direction))
     return [None, *dict.fromkeys(found)]
@@ -80,6 +86,16 @@ def _whole_rows(
                 yield SoftmaxConfig(rows, block, warps)
                 if looped and held >= 24:
                     yield SoftmaxConfig(rows, block, warps, steps=8)
+
+
+def _paired_rows(keys: int) -> Iterator[SoftmaxConfig]:
+    for lanes in (4, 8, 16):
+        for warps in (1, 2, 4):
+            for pairs in (1, 2, 4):  # per thread
+                if pairs * -(-keys // lanes) <= 32:
+                    rows = 2 * pairs * warps * WARP_LANES // lanes
+                    for steps in (0, 8, 24, 48):
+                        yield SoftmaxConfig(rows, lanes, warps, steps=steps, paired=True)
 
 
 def _long_rows(keys: int, vector: int, direction: str) -> Iterator[SoftmaxConfig]:
@@ -145,12 +161,12 @@ def _compile(job: Job) -> str:
         out = torch.empty_like(x)
         if direction == "forward":
             launch = forward_problem(x, out, bias, mask, lens, scale, causal, config)
-            kernels = (forward._softmax_fwd_kernel, forward._softmax_fwd_long_kernel)
+            kernels = forward.FORWARD_KERNELS
         else:
             summed = {} if bias is None else {"bias": bias}
             launch = backward_problem(x, x, out, summed, lens, scale, causal, config)
-            kernels = (backward._softmax_bwd_kernel, backward._softmax_bwd_long_kernel)
-        kernel = kernels[launch.long]
+            kernels = backward.BACKWARD_KERNELS
+        kernel = kernels[launch.form]
         kernel.warmup(*launch.arguments, grid=(1,), num_warps=launch.num_warps, **launch.constants)
     except Exception as error:
         return describe(error).message
@@ -178,6 +194,7 @@ def _describe(config: SoftmaxConfig | None) -> str:
     if config is None:
         return "default"
     form = f"long kept={config.kept}" if config.long else f"rows={config.block_rows:3d}"
+    form = f"paired {form}" if config.paired else form
     steps = f" steps={config.steps}" if config.steps else ""
     return f"{form} keys={config.block_keys:5d} warps={config.num_warps:2d}{steps}"
 

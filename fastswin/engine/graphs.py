@@ -53,6 +53,7 @@ class GraphLadder:
         self.max_graphs = max_graphs
         self._graphs: OrderedDict[Hashable, _Captured] = OrderedDict()
         self._pool: Any = None  # an opaque handle, typed differently from torch to torch
+        self._side: torch.cuda.Stream | None = None
         self._idle = torch.cuda.Event()
 
     def __call__(self, kind: str, images: torch.Tensor) -> Outputs:
@@ -98,9 +99,10 @@ class GraphLadder:
         static = torch.zeros(rung, *images.shape[1:], device=self.device, dtype=self.dtype)
         static[: images.shape[0]].copy_(images)
         current = torch.cuda.current_stream(self.device)
-        warm, capture = torch.cuda.Stream(self.device), torch.cuda.Stream(self.device)
-        warm.wait_stream(current)
-        with torch.cuda.stream(warm):
+        if self._side is None:  # one for all captures: cached memory never changes streams
+            self._side = torch.cuda.Stream(self.device)
+        self._side.wait_stream(current)
+        with torch.cuda.stream(self._side):
             self.run(kind, static)  # compiles kernels and sets up library handles
         torch.cuda.synchronize(self.device)
         if self._pool is None:
@@ -109,11 +111,11 @@ class GraphLadder:
         with (
             _library_workspace_in_pool(),
             torch.cuda.graph(
-                graph, pool=self._pool, stream=capture, capture_error_mode="thread_local"
+                graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
             ),
         ):
             outputs, keep = self.run(kind, static)
-        current.wait_stream(capture)
+        current.wait_stream(self._side)
         return _Captured(graph, static, outputs, keep)
 
 

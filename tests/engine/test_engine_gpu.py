@@ -21,7 +21,7 @@ DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 MODELS = {
     "swin-tiny": ("swin_tiny_patch4_window7_224", (224, 224), {}),
-    "swin-tiny-odd-size": ("swin_tiny_patch4_window7_224", (280, 392), {"img_size": (280, 392)}),
+    "swin-tiny-wide": ("swin_tiny_patch4_window7_224", (224, 448), {"img_size": (224, 448)}),
     "swin-base-384": ("swin_base_patch4_window12_384", (384, 384), {}),
     "swin-tiny-c24": ("swin_tiny_c24_patch4_window8_256", (256, 256), {}),
     "swinv2-tiny": ("swinv2_tiny_window8_256", (256, 256), {}),

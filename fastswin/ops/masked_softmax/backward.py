@@ -19,13 +19,14 @@ import triton.language as tl
 
 from fastswin._triton.device import on_device
 from fastswin.ops.masked_softmax.config import SoftmaxConfig
-from fastswin.ops.masked_softmax.forward import (
+from fastswin.ops.masked_softmax.device import (
     load_limit,
     loaded_elements,
     row_offset,
     visible_keys,
 )
 from fastswin.ops.masked_softmax.launch import backward_problem
+from fastswin.ops.masked_softmax.paired import softmax_bwd_paired_kernel
 from fastswin.ops.masked_softmax.rows import RowPlan
 
 
@@ -236,6 +237,13 @@ def _softmax_bwd_long_kernel(
             tl.store(partial_row + col, ds, mask=col < N)
 
 
+BACKWARD_KERNELS = {
+    "whole": _softmax_bwd_kernel,
+    "long": _softmax_bwd_long_kernel,
+    "paired": softmax_bwd_paired_kernel,
+}
+
+
 def masked_softmax_bwd(
     grad: torch.Tensor,
     y: torch.Tensor,
@@ -269,9 +277,8 @@ def masked_softmax_bwd(
     problem = backward_problem(
         grad, y, dx if needs[0] else None, summed, seq_lens, scale, causal, config
     )
-    kernel = _softmax_bwd_long_kernel if problem.long else _softmax_bwd_kernel
     with on_device(problem.device):
-        kernel[(problem.programs,)](
+        BACKWARD_KERNELS[problem.form][(problem.programs,)](
             *problem.arguments, **problem.constants, num_warps=problem.num_warps
         )
     results = {

@@ -28,62 +28,18 @@ import triton.language as tl
 
 from fastswin._triton.device import on_device
 from fastswin.ops.masked_softmax.config import SoftmaxConfig
+from fastswin.ops.masked_softmax.device import (
+    LOG2_E,
+    MASK_ADD,
+    MASK_HIDE,
+    load_limit,
+    loaded_elements,
+    row_offset,
+    score,
+    visible_keys,
+)
 from fastswin.ops.masked_softmax.launch import Problem, forward_problem
-
-LOG2_E = tl.constexpr(1.4426950408889634)
-
-MASK_NONE = tl.constexpr(0)
-MASK_HIDE = tl.constexpr(1)
-MASK_ADD = tl.constexpr(2)
-
-
-@triton.jit
-def row_offset(i_loop, i0, i1, i2, s_loop, s0, s1, s2, ALIGN: tl.constexpr):
-    """Elements from the tensor's start to each row; strides come in units of ALIGN elements."""
-    steps = i_loop.to(tl.int64) * s_loop + i0.to(tl.int64) * s0
-    return (steps + i1.to(tl.int64) * s1 + i2.to(tl.int64) * s2) * ALIGN
-
-
-@triton.jit
-def visible_keys(
-    lens_ptr, i0, i1, i2, q0, q1, q2, n0, n1, n2, N, row_ok,
-    CAUSAL: tl.constexpr, HAS_LENS: tl.constexpr,
-):  # fmt: skip
-    """Keys that each row sees under causal and seq_lens: the row's live prefix."""
-    query = (i0 * q0 + i1 * q1 + i2 * q2).to(tl.int32)
-    live = tl.where(row_ok, N, 0)
-    if CAUSAL:
-        live = tl.minimum(live, query + 1)
-    if HAS_LENS:
-        length = tl.load(lens_ptr + i0 * n0 + i1 * n1 + i2 * n2, mask=row_ok, other=0)
-        length = length.to(tl.int32)
-        live = tl.where(query < length, tl.minimum(live, length), 0)
-    return live
-
-
-@triton.jit
-def load_limit(live, N_ALIGN: tl.constexpr):
-    """``live`` rounded up so that whole vectors are loaded; what is past ``live`` is dropped.
-
-    Never past N, a multiple of N_ALIGN. Without it the diagonal would force one-element loads.
-    """
-    G: tl.constexpr = N_ALIGN if N_ALIGN < 8 else 8
-    return (live + G - 1) // G * G
-
-
-@triton.jit
-def loaded_elements(row_ok, limit, col, N, PREFIX: tl.constexpr, RAGGED: tl.constexpr):
-    """Mask ``[R, 1 or L]`` of a tile: rows that exist, keys below each row's limit or below N.
-
-    Its shape differs from tile to tile, so each use has a name of its own: Triton takes a name
-    that a loop assigns again for a value carried from turn to turn, which may not change shape.
-    """
-    keep = row_ok[:, None]
-    if PREFIX:
-        keep = keep & (col[None, :] < limit[:, None])
-    elif RAGGED:
-        keep = keep & (col < N)[None, :]
-    return keep
+from fastswin.ops.masked_softmax.paired import softmax_fwd_paired_kernel
 
 
 @triton.jit
@@ -104,17 +60,6 @@ def _added_tile(
         hidden = tl.load(at, mask=keep, other=0)
         added = tl.where(hidden != 0, -float("inf"), added)
     return added
-
-
-@triton.jit
-def _score(x, added, scale, HAS_BIAS: tl.constexpr, MASK: tl.constexpr):
-    """scale * x + bias + mask in fp32; a NaN under a bool mask stays hidden."""
-    s = x.to(tl.float32) * scale
-    if HAS_BIAS or MASK != MASK_NONE:
-        s = s + added
-    if MASK == MASK_HIDE:
-        s = tl.where(added == -float("inf"), added, s)
-    return s
 
 
 @triton.jit
@@ -149,7 +94,7 @@ def _softmax_rows(
         peak = tl.full([R, L], -float("inf"), tl.float32)
         scores = ()
         for c in tl.static_range(LIVE):
-            s = _score(raw[c], added[c], scale, HAS_BIAS, MASK)
+            s = score(raw[c], added[c], scale, HAS_BIAS, MASK)
             col = c * L + lane
             if PREFIX:
                 s = tl.where(col[None, :] < live[:, None], s, -float("inf"))
@@ -355,6 +300,13 @@ def _softmax_fwd_long_kernel(
         tl.store(out_row + col * out_key, y.to(dtype), mask=col < N, cache_modifier=".cs")
 
 
+FORWARD_KERNELS = {
+    "whole": _softmax_fwd_kernel,
+    "long": _softmax_fwd_long_kernel,
+    "paired": softmax_fwd_paired_kernel,
+}
+
+
 def masked_softmax_fwd(
     x: torch.Tensor,
     bias: torch.Tensor | None,
@@ -377,8 +329,7 @@ def masked_softmax_fwd(
 
 def launch_forward(problem: Problem) -> None:
     """Send one prepared problem to its GPU."""
-    kernel = _softmax_fwd_long_kernel if problem.long else _softmax_fwd_kernel
     with on_device(problem.device):
-        kernel[(problem.programs,)](
+        FORWARD_KERNELS[problem.form][(problem.programs,)](
             *problem.arguments, **problem.constants, num_warps=problem.num_warps
         )

@@ -18,11 +18,14 @@ import torch
 
 from fastswin._triton.device import multiprocessor_count
 from fastswin.ops.masked_softmax.config import (
+    MAX_PAIRED_ROW,
     PROGRAMS_PER_MULTIPROCESSOR,
     Direction,
+    Form,
     SoftmaxConfig,
     default_config,
     is_long,
+    paired_config,
 )
 from fastswin.ops.masked_softmax.rows import RowPlan, Strides, plan_rows, power_of_2_divisor
 
@@ -59,7 +62,7 @@ class Layout(NamedTuple):
     constants: dict[str, object]
     programs: int
     num_warps: int
-    long: bool
+    form: Form
     runs: int
 
 
@@ -73,7 +76,7 @@ class Problem:
     constants: dict[str, object]
     programs: int
     num_warps: int
-    long: bool
+    form: Form
     partial: torch.Tensor
 
 
@@ -178,7 +181,8 @@ def _cut(
         if flat is None:
             raise RuntimeError("the two-pass kernel needs a plan with a free row axis")
         return flat, flat.rows, 1, 1
-    plan = plan.fill_blocks(config.block_rows)
+    if not config.paired:
+        plan = plan.fill_blocks(config.block_rows)
     blocks = -(-plan.rows // config.block_rows)
     steps = config.steps
     if steps == 0:
@@ -191,12 +195,40 @@ def _cut(
 def _tiles(config: SoftmaxConfig, keys: int, vector: int) -> dict[str, object]:
     if config.long:
         return {"P": config.block_keys // vector, "V": vector, "KEPT": config.kept}
+    if config.paired:
+        return {
+            "N": keys,
+            "R": config.block_rows // 2,
+            "L": config.block_keys,
+            "CHUNKS": -(-keys // config.block_keys),
+        }
     return {
         "EVEN": keys % config.block_keys == 0,
         "R": config.block_rows,
         "L": config.block_keys,
         "CHUNKS": -(-keys // config.block_keys),
     }
+
+
+def why_not_paired(
+    plan: RowPlan, operands: Mapping[str, Operand], keys: int, prefix: bool
+) -> str | None:
+    """None where two rows are a whole number of aligned words in each operand, else the reason."""
+    if keys % 2 == 0 or keys > MAX_PAIRED_ROW:
+        return f"{keys} keys: the length must be odd and at most {MAX_PAIRED_ROW}"
+    if prefix:
+        return "causal rows and seq_lens take another kernel"
+    if plan.rows % 2:
+        return f"{plan.rows} rows are no whole number of pairs"
+    rows = (keys * plan.sizes[1] * plan.sizes[2], keys * plan.sizes[2], keys)
+    for name, operand in operands.items():
+        loop, *steps = plan.strides[name]
+        packed = all(n == 1 or s == r for n, s, r in zip(plan.sizes, steps, rows, strict=True))
+        if operand.itemsize != 2 or not operand.aligned or operand.strides[-1] != 1:
+            return f"{name} is not made of aligned half-precision rows"
+        if not packed or (plan.loop > 1 and loop % 2):
+            return f"the rows of {name} do not follow each other in memory"
+    return None
 
 
 def _check_programs(programs: int) -> int:
@@ -218,10 +250,13 @@ def _forward_layout(
     multiprocessors: int,
 ) -> Layout | None:
     """Row plan, tiles and integer arguments; None where the rows cannot be folded."""
+    constants: dict[str, object]
+    numbers: tuple[int, ...]
     shape, keys = x.shape, x.shape[-1]
     operands = {n: t for n, t in (("bias", bias), ("mask", mask)) if t is not None}
     n_align = power_of_2_divisor((keys,), 16)
     vector = _vector(x, n_align)
+    chosen = config is None
     if config is None:
         prefix, looped = causal or lens, bool(operands)
         config = default_config(keys, vector, x.itemsize, "forward", prefix, looped)
@@ -232,6 +267,11 @@ def _forward_layout(
     folded = _plan(shape, strides, pinned, config.long)
     if folded is None:
         return None
+    no_pairs = why_not_paired(folded, {"x": x, "out": out}, keys, causal or lens)
+    if chosen and no_pairs is None:
+        config = paired_config(keys)
+    if config.paired and no_pairs is not None:
+        raise ValueError(f"config.paired does not apply: {no_pairs}")
     plan, blocks, steps, runs = _cut(folded, config, multiprocessors)
 
     key = {n: s[-1] for n, s in broadcast.items()} | {"x": x.strides[-1], "out": out.strides[-1]}
@@ -243,20 +283,31 @@ def _forward_layout(
     for name in operands:  # wider bias or mask vectors than x's would cost a layout change
         align[name] = min(align[name], align["x"])
     units = {n: _units(s, align.get(n, 1)) for n, s in moves.items()}
+    programs = _check_programs(blocks * runs)
+    if config.paired:
+        numbers = (
+            plan.rows // 2, blocks, plan.sizes[1], plan.sizes[2], plan.loop, steps,
+            moves["x"][0] // 2, moves["out"][0] // 2, *units["bias"][1:], *units["mask"][1:],
+            key.get("bias", 0), key.get("mask", 0),
+        )  # fmt: skip
+        constants = {
+            "BIAS_ALIGN": align.get("bias", 1), "MASK_ALIGN": align.get("mask", 1),
+            "HAS_BIAS": bias is not None, "MASK": mask_kind, **_tiles(config, keys, vector),
+        }  # fmt: skip
+        return Layout(plan, numbers, constants, programs, config.num_warps, config.form, runs)
     numbers = (
         plan.rows, blocks, plan.sizes[1], plan.sizes[2], keys // n_align, plan.loop, steps,
         *units["x"], *units["out"], *units["bias"][1:], *units["mask"][1:],
         *units["query"][1:], *units["lens"][1:],
         key["x"], key["out"], key.get("bias", 0), key.get("mask", 0),
     )  # fmt: skip
-    constants: dict[str, object] = {
+    constants = {
         "X_ALIGN": align["x"], "OUT_ALIGN": align["out"], "BIAS_ALIGN": align.get("bias", 1),
         "MASK_ALIGN": align.get("mask", 1), "N_ALIGN": n_align,
         "HAS_BIAS": bias is not None, "MASK": mask_kind, "CAUSAL": causal, "HAS_LENS": lens,
         **_tiles(config, keys, vector),
     }  # fmt: skip
-    programs = _check_programs(blocks * runs)
-    return Layout(plan, numbers, constants, programs, config.num_warps, config.long, runs)
+    return Layout(plan, numbers, constants, programs, config.num_warps, config.form, runs)
 
 
 def forward_problem(
@@ -292,12 +343,12 @@ def forward_problem(
         source, out,
         source if bias is None else bias,
         source if mask is None else _bytes(mask),
-        source if seq_lens is None else seq_lens,
+        *_lengths(layout.form, source, seq_lens),
         scale, *layout.numbers,
     )  # fmt: skip
     return Problem(
         x.device, layout.plan, arguments, layout.constants, layout.programs, layout.num_warps,
-        layout.long, source,
+        layout.form, source,
     )  # fmt: skip
 
 
@@ -313,9 +364,12 @@ def _backward_layout(
     multiprocessors: int,
 ) -> Layout | None:
     """Row plan, tiles and integer arguments; None where the rows cannot be folded."""
+    constants: dict[str, object]
+    numbers: tuple[int, ...]
     shape, keys = y.shape, y.shape[-1]
     n_align = power_of_2_divisor((keys,), 16)
     vector = min(_vector(y, n_align), _vector(grad, n_align))
+    chosen = config is None
     if config is None:
         direction: Direction = "backward"
         prefix, looped = causal or lens, bool(summed)
@@ -328,8 +382,23 @@ def _backward_layout(
     folded = _plan(shape, strides, pinned, config.long)
     if folded is None:
         return None
+    packed = Operand(shape, contiguous_strides(shape), y.itemsize, aligned=True)
+    no_pairs = why_not_paired(folded, {"y": y, "g": grad, "dx": packed}, keys, causal or lens)
+    if chosen and no_pairs is None:
+        config = paired_config(keys)
+    if config.paired and no_pairs is not None:
+        raise ValueError(f"config.paired does not apply: {no_pairs}")
     plan, blocks, steps, runs = _cut(folded, config, multiprocessors)
+    programs = _check_programs(blocks * runs)
     moves = {n: plan.strides.get(n, NONE) for n in ("y", "g", "dx", "query", "lens")}
+    if config.paired:
+        numbers = (
+            plan.rows // 2, blocks, plan.loop, steps, *(moves[n][0] // 2 for n in ("y", "g", "dx")),
+        )  # fmt: skip
+        constants = {
+            "NEEDS_DX": needs_dx, "NEEDS_SUM": bool(summed), **_tiles(config, keys, vector),
+        }  # fmt: skip
+        return Layout(plan, numbers, constants, programs, config.num_warps, config.form, runs)
     align = {
         "y": _alignment(moves["y"], y.strides[-1], y.itemsize),
         "g": _alignment(moves["g"], grad.strides[-1], grad.itemsize),
@@ -341,13 +410,12 @@ def _backward_layout(
         *units["y"], *units["g"], *units["dx"], *units["query"][1:], *units["lens"][1:],
         y.strides[-1], grad.strides[-1],
     )  # fmt: skip
-    constants: dict[str, object] = {
+    constants = {
         "Y_ALIGN": align["y"], "G_ALIGN": align["g"], "DX_ALIGN": align["dx"],
         "N_ALIGN": n_align, "CAUSAL": causal, "HAS_LENS": lens,
         "NEEDS_DX": needs_dx, "NEEDS_SUM": bool(summed), **_tiles(config, keys, vector),
     }  # fmt: skip
-    programs = _check_programs(blocks * runs)
-    return Layout(plan, numbers, constants, programs, config.num_warps, config.long, runs)
+    return Layout(plan, numbers, constants, programs, config.num_warps, config.form, runs)
 
 
 def backward_problem(
@@ -381,13 +449,22 @@ def backward_problem(
         sizes = (layout.runs, *layout.plan.sizes, y.shape[-1])
         partial = torch.empty(sizes, dtype=torch.float32, device=y.device)
     arguments = (
-        y, grad, y if dx is None else dx, partial, y if seq_lens is None else seq_lens, scale,
+        y, grad, y if dx is None else dx, partial, *_lengths(layout.form, y, seq_lens), scale,
         *layout.numbers,
     )  # fmt: skip
     return Problem(
         y.device, layout.plan, arguments, layout.constants, layout.programs, layout.num_warps,
-        layout.long, partial,
+        layout.form, partial,
     )  # fmt: skip
+
+
+def _lengths(
+    form: Form, stand_in: torch.Tensor, seq_lens: torch.Tensor | None
+) -> tuple[torch.Tensor, ...]:
+    """The lengths argument; the paired kernels have none."""
+    if form == "paired":
+        return ()
+    return (stand_in if seq_lens is None else seq_lens,)
 
 
 def _bytes(mask: torch.Tensor) -> torch.Tensor:

@@ -26,7 +26,7 @@ def test_compiles(capability, dtype):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len({k["name"] for k in kernels}) == 4
+    assert len({k["name"] for k in kernels}) == 6
     for kernel in kernels:
         assert kernel["shared_bytes"] <= SHARED_MEMORY_LIMIT[capability] * 1024, kernel
         assert kernel["spill_bytes"] <= SPILL_BYTES, kernel
