@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 WORKERS ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 0 || echo 2)
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format tables clean
+.PHONY: help demo test lint format engines tables clean
 
 help:
 	@sed -n 's/^#   //p' Makefile
@@ -30,6 +30,9 @@ lint: $(VENV)/.installed-test
 format: $(VENV)/.installed-test
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+engines: $(VENV)/.installed-test
+	$(BIN)/python examples/build_engines.py
 
 tables: $(VENV)/.installed-demo
 	$(BIN)/python -m fastswin.bench.report --write

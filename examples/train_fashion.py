@@ -28,6 +28,7 @@ import torch
 import torch.nn.functional as F
 from fashion_recipe import CONFIG, Recipe, augment, learning_rate, mixup
 
+from fastswin import accelerate
 from fastswin.data.atomic import replacing, write_text
 from fastswin.data.fashion_mnist import DEBIAN_FOLDER, PREPROCESS, class_names, load_split
 from fastswin.data.preprocess import metadata_for
@@ -62,6 +63,8 @@ class Trainer:
         torch.manual_seed(options.seed)
         self.model = SwinTransformer(CONFIG).to(self.device).train()
         self.ema = copy.deepcopy(self.model).eval()
+        if options.accelerate:
+            accelerate(self.model, impl=options.accelerate)
         self.optimizer = torch.optim.AdamW(
             parameter_groups(self.model, recipe.weight_decay),
             lr=recipe.peak_learning_rate,
@@ -189,11 +192,9 @@ class Trainer:
 
 
 def test_accuracy(model: torch.nn.Module, images: torch.Tensor, labels: torch.Tensor) -> float:
-    """fp32 top-1 in percent.
-
-    Gradients stay enabled so that attention takes its differentiable reference, not the kernels
-    that these weights are meant to test.
-    """
+    """fp32 top-1 in percent, on plain PyTorch: no kernel that these weights are meant to test."""
+    model = copy.deepcopy(model)
+    accelerate(model, impl="reference")
     correct = 0
     for part, truth in zip(images.split(500), labels.split(500), strict=True):
         logits = model(PREPROCESS(part)).detach()
@@ -214,6 +215,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--seed", type=int, default=0)
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--no-compile", dest="compile", action="store_false", help="skip torch.compile")
+    add("--accelerate", choices=("auto", "reference"), help="fused blocks, or plain PyTorch")
     add("--limit-train", type=int, help="use only the first N training images")
     add("--limit-test", type=int, help="use only the first N test images")
     return parser.parse_args(arguments)

@@ -25,6 +25,8 @@ OPTIONAL = {
     ("torchvision", "torchvision"): ("vision", "accelerating torchvision models"),
     ("transformers", "transformers"): ("hf", "accelerating Hugging Face models"),
     ("matplotlib", "matplotlib"): ("plot", "figures"),
+    ("openvino", "openvino"): ("openvino", "the fastest fp32 and bf16 on CPUs"),
+    ("onnxruntime", "onnxruntime"): ("onnxruntime", "int8 on CPUs, checks of exported files"),
 }
 
 

@@ -1,24 +1,27 @@
-"""Accuracy of engines beside the readable fp32 model, over a stream of labelled batches.
+"""Accuracy of precisions beside the readable fp32 model, over a stream of labelled batches.
 
     top-k      share of images whose label is among the k largest logits
     agreement  share of images whose largest logit is the reference's
     max abs    largest difference of any logit from the reference's
 
-Everything is counted batch by batch; nothing but counts is kept. A row with a NaN or infinity
-counts as wrong and is reported, since an arg-max over it would be an accident.
+Quantised precisions run through the integer reference on the model's calibration. Everything is
+counted batch by batch; nothing but counts is kept, and those of several processes add up. A row
+with a NaN or infinity counts as wrong and is reported, since an arg-max over it would be an
+accident.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 import torch
 
 from fastswin.bench.precision import fp32_scope
 from fastswin.engine import Engine
 from fastswin.models import SwinTransformer
+from fastswin.quant import PRESETS, Calibration, QuantizationError, QuantizedSwin
 
 Forward = Callable[[torch.Tensor], torch.Tensor]
 Batches = Iterable[tuple[torch.Tensor, torch.Tensor]]
@@ -69,6 +72,16 @@ class Score:
             difference = (logits - reference)[finite].abs().max()
             self.max_abs_diff = max(self.max_abs_diff, float(difference))
         self.seconds += seconds
+
+    def merge(self, other: Score) -> None:
+        """Add what another process counted of its share; its time ran beside this one's."""
+        self.images += other.images
+        self.correct_top1 += other.correct_top1
+        self.correct_top5 += other.correct_top5
+        self.agreeing += other.agreeing
+        self.non_finite += other.non_finite
+        self.max_abs_diff = max(self.max_abs_diff, other.max_abs_diff)
+        self.seconds = max(self.seconds, other.seconds)
 
     def percent(self, count: int) -> float:
         """``count`` in percent of the images, 0 without images."""
@@ -172,32 +185,67 @@ def evaluate_precisions(
     batches: Batches,
     *,
     device: torch.device | str,
+    calibrations: Mapping[str, Calibration] | None = None,
     on_batch: Callable[[int], None] | None = None,
 ) -> dict[str, Score]:
-    """Score engines of several precisions against the readable model they are built from.
+    """Score several precisions of a model against its readable fp32 form.
 
     Args:
         model: the model; it is moved to ``device`` in fp32.
-        precisions: engine precisions, each one row.
+        precisions: engine precisions, and names of ``calibrations``; each one row.
         batches, on_batch: as in :func:`evaluate`.
         device: where everything runs.
+        calibrations: ranges by scheme name; such a precision runs through the integer reference.
 
     Raises:
-        ValueError: a precision that is unknown or cannot run on the device, before any image is
-            read.
+        ValueError: a precision that is unknown, lacks its ranges or cannot run on the device,
+            before any image is read.
     """
     device = torch.device(device)
-    engines = {name: Engine(model, name, device=device) for name in precisions}  # type: ignore[arg-type]
+    calibrations = calibrations or {}
+    for name in precisions:
+        if name in PRESETS and name not in calibrations:
+            raise QuantizationError(
+                f"precision {name!r} needs ranges, and this model has "
+                f"{', '.join(sorted(calibrations)) or 'none'}; run fastswin calibrate --scheme "
+                f"{name} and give its file as --calibration"
+            )
+    engines: dict[str, Forward] = {
+        name: Engine(model, name, device=device)  # type: ignore[arg-type]
+        for name in precisions
+        if name not in calibrations
+    }
     reference = ReferenceModel(model, device)
-    return evaluate(engines, reference, batches, device=device, on_batch=on_batch)
+    integer = {
+        name: QuantizedSwin(model, calibrations[name]) for name in set(precisions) - set(engines)
+    }
+    candidates = {name: engines[name] if name in engines else integer[name] for name in precisions}
+    return evaluate(candidates, reference, batches, device=device, on_batch=on_batch)
 
 
-def failed_gates(scores: Mapping[str, Score], points: float = 0.1) -> list[str]:
+def merge_scores(parts: Iterable[Mapping[str, Score]]) -> dict[str, Score]:
+    """Scores over all images from those of several processes."""
+    total: dict[str, Score] = {}
+    for part in parts:
+        for name, score in part.items():
+            total.setdefault(name, Score()).merge(score)
+    return total
+
+
+def failed_gates(
+    scores: Mapping[str, Score],
+    points: float = 0.1,
+    *,
+    quantized: Collection[str] = (),
+    quantized_points: float = 0.3,
+) -> list[str]:
     """Which candidates are not the reference, one line each; empty when all are.
 
     Args:
         scores: what :func:`evaluate` returned, candidates named by precision.
         points: largest legal difference of top-1 accuracy, in percentage points.
+        quantized: candidates that owe less.
+        quantized_points: their largest legal loss of top-1 accuracy.
     """
     lines = []
     expected = scores[REFERENCE]
@@ -205,7 +253,7 @@ def failed_gates(scores: Mapping[str, Score], points: float = 0.1) -> list[str]:
         if score.non_finite:
             lines.append(f"{name}: NaN or infinity in the logits of {score.non_finite} images")
         gap = score.percent(score.correct_top1) - expected.percent(expected.correct_top1)
-        if abs(gap) > points + 1e-9:
+        if -gap > quantized_points + 1e-9 if name in quantized else abs(gap) > points + 1e-9:
             lines.append(f"{name}: top-1 differs by {gap:+.2f} points from the reference's")
         needed = MIN_AGREEMENT_PERCENT.get(name, 0.0)
         found = score.percent(score.agreeing)

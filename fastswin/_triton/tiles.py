@@ -7,7 +7,8 @@ MIN_DOT = 16
 
 
 def cdiv(a: int, b: int) -> int:
-    return -(-a // b)
+    """``ceil(a / b)`` for a positive b, without a negation: ``a`` may be symbolic (export)."""
+    return (a + b - 1) // b
 
 
 def next_power_of_2(n: int) -> int:

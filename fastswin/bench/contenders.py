@@ -20,13 +20,20 @@ from typing import Any
 import torch
 from torch import nn
 
+from fastswin.bench.built import Built as _Built
+from fastswin.bench.built import Forward
+from fastswin.bench.calibration import seeded_calibration
 from fastswin.bench.failures import UnavailableError
 from fastswin.bench.memory import held_mib
 from fastswin.bench.precision import fp32_scope
 from fastswin.bench.problems import Problem
+from fastswin.bench.runtimes import (
+    export_builder,
+    onnxruntime_builder,
+    openvino_builder,
+    tensorrt_builder,
+)
 from fastswin.bench.source import Source
-
-Forward = Callable[[torch.Tensor], torch.Tensor]
 
 #: Calls before capture: cuBLAS and cuDNN set up their workspaces on the first ones.
 CAPTURE_WARMUP_CALLS = 3
@@ -46,6 +53,7 @@ class Contender:
         held_before_mib: device memory in use before it was built.
         scope: context that each call runs in.
         keep: whatever must outlive ``forward`` (a captured graph's weights).
+        notes: fields for the record, such as the runtime's version.
     """
 
     variant: str
@@ -56,20 +64,12 @@ class Contender:
     held_before_mib: float
     scope: Callable[[], contextlib.AbstractContextManager[None]]
     keep: object = None
+    notes: dict[str, str] = dataclasses.field(default_factory=dict)
 
     def logits(self, images: torch.Tensor) -> torch.Tensor:
         """Answer in fp32, cloned: graph outputs are overwritten by the next call."""
         with self.scope():
             return self.forward(images).clone().float()
-
-
-@dataclasses.dataclass(frozen=True)
-class _Built:
-    """What a builder returns."""
-
-    forward: Forward
-    graph: bool = False
-    keep: object = None
 
 
 def build_contender(
@@ -93,7 +93,7 @@ def build_contender(
         raise UnavailableError("tf32 is a mode of NVIDIA GPUs; on a CPU it would be fp32 again")
     held = held_mib()
     scope: Callable[[], contextlib.AbstractContextManager[None]]
-    if variant == "fastswin":
+    if variant.startswith("fastswin"):
         scope = contextlib.nullcontext
     else:
         scope = functools.partial(_torch_scope, problem.tf32)
@@ -105,12 +105,19 @@ def build_contender(
             torch.cuda.synchronize()
     build_s = time.perf_counter() - start
     return Contender(
-        variant, built.forward, built.graph, problem.tf32, build_s, held, scope, built.keep
-    )
+        variant, built.forward, built.graph, problem.tf32, build_s, held, scope, built.keep,
+        built.notes,
+    )  # fmt: skip
 
 
 def model_for(source: Source, problem: Problem, device: torch.device) -> nn.Module:
-    """A copy of the source model in the problem's dtype."""
+    """A copy of the source model in the problem's dtype.
+
+    Raises:
+        UnavailableError: int8, which a float model has no form of.
+    """
+    if problem.dtype == "int8":
+        raise UnavailableError("PyTorch has no int8 form of this model")
     return copy.deepcopy(source.model).to(device, problem.torch_dtype)
 
 
@@ -120,14 +127,44 @@ def _torch_scope(tf32: bool) -> Iterator[None]:
         yield
 
 
-def _fastswin(source: Source, problem: Problem, images: torch.Tensor) -> _Built:
+def _fastswin(
+    source: Source, problem: Problem, images: torch.Tensor, backend: Any = "auto"
+) -> _Built:
     try:
         from fastswin.engine import Engine
     except ImportError as error:
         raise UnavailableError(f"fastswin.engine cannot be imported: {error}") from error
     precision: Any = problem.dtype  # its legal values are those of the engine
-    engine = Engine(source.engine_source, precision=precision, device=images.device)
-    return _Built(engine, graph=images.is_cuda)
+    calibration = None
+    if problem.dtype == "int8":
+        if images.is_cuda:
+            raise UnavailableError("the engine runs int8 on CPUs so far")
+        calibration = seeded_calibration(source, problem.swin_config)
+    engine = Engine(
+        source.engine_source, precision=precision, device=images.device, backend=backend,
+        calibration=calibration,
+    )  # fmt: skip
+    notes = {}
+    if not images.is_cuda:
+        choice = engine.report().backend
+        assert choice is not None
+        notes = {"backend": choice.backend, "compute": choice.compute, "reason": choice.reason}
+    return _Built(engine, graph=images.is_cuda, notes=notes)
+
+
+def _engine_on(backend: str) -> Callable[[Source, Problem, torch.Tensor], _Built]:
+    """Builder of the engine on one CPU runtime."""
+
+    def build(source: Source, problem: Problem, images: torch.Tensor) -> _Built:
+        if images.is_cuda:
+            raise UnavailableError(f"backend {backend!r} is for CPUs")
+        from fastswin.engine.backends.choose import why_not_backend
+
+        if reason := why_not_backend(backend, problem.dtype):
+            raise UnavailableError(reason)
+        return _fastswin(source, problem, images, backend)
+
+    return build
 
 
 def _eager(source: Source, problem: Problem, images: torch.Tensor) -> _Built:
@@ -200,7 +237,22 @@ VARIANTS: dict[str, Callable[[Source, Problem, torch.Tensor], _Built]] = {
     "eager-graph": _eager_graph,
     "compile": _compile,
     "compile-reduce-overhead": _compile_reduce_overhead,
+    "onnxruntime": onnxruntime_builder(folded=True),
+    "onnxruntime-unfolded": onnxruntime_builder(folded=False),
+    "openvino": openvino_builder(folded=True),
+    "openvino-unfolded": openvino_builder(folded=False),
+    "tensorrt": tensorrt_builder(folded=True),
+    "tensorrt-unfolded": tensorrt_builder(folded=False),
+    "fastswin-onnx": export_builder(folded=True),
+    "fastswin-onnx-unfolded": export_builder(folded=False),
+    "fastswin-openvino": _engine_on("openvino"),
+    "fastswin-onnxruntime": _engine_on("onnxruntime"),
 }
+
+#: Variants that run where none are named; the rest, slow to build, belong to ``--backends``.
+DEFAULT_VARIANTS = (
+    "fastswin", "eager", "jit-trace", "eager-graph", "compile", "compile-reduce-overhead",
+)  # fmt: skip
 
 #: Variants whose build time is a compilation that an on-disk cache can shorten.
 COMPILED = ("compile", "compile-reduce-overhead")

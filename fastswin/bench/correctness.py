@@ -6,6 +6,8 @@ both given the same images (rounded to the contender's dtype):
     fp32         max |error| <= 1e-4
     tf32         max |error| <= 5e-3
     fp16, bf16   max |error| and relative RMS <= 1.5 x those of the eager model in that dtype
+    int8         both <= 3 x those of the integer reference (quant/convert.py): twice for weights
+                 in 7 bits, where a CPU's products leave no more, and a half for their chance
 
 and top-1 agreement of at least 99.5 % (100 % in fp32 and tf32) among the images that are decided:
 where the two largest reference logits lie within twice the allowed error, rounding alone may swap
@@ -20,6 +22,7 @@ from collections.abc import Callable
 
 import torch
 
+from fastswin.bench.calibration import integer_reference
 from fastswin.bench.contenders import Contender, model_for
 from fastswin.bench.precision import fp32_scope
 from fastswin.bench.problems import Problem, seeded_images
@@ -27,7 +30,8 @@ from fastswin.bench.source import Source
 
 ABSOLUTE_GATES = {"fp32": 1e-4, "tf32": 5e-3}
 RELATIVE_GATE = 1.5
-MIN_TOP1 = {"fp32": 1.0, "tf32": 1.0, "fp16": 0.995, "bf16": 0.995}
+INT8_GATE = 3.0
+MIN_TOP1 = {"fp32": 1.0, "tf32": 1.0, "fp16": 0.995, "bf16": 0.995, "int8": 0.995}
 
 #: Gate, in units of the largest logit, where the eager model itself is not finite.
 FALLBACK_GATE = {"fp16": 1e-2, "bf16": 8e-2}
@@ -88,7 +92,12 @@ def make_gate(source: Source, problem: Problem, device: torch.device) -> Gate:
     images = seeded_images(problem, batches * problem.batch, device, CHECK_SEED)
     exact = Problem(problem.model, "fp32", problem.batch, problem.config, problem.checkpoint)
     reference = _eager_logits(source, exact, images.float())
-    if problem.dtype in ABSOLUTE_GATES:
+    if problem.dtype == "int8":
+        quantized = integer_reference(source, problem.swin_config)
+        answers = [quantized(part.cpu()) for part in images.split(REFERENCE_BATCH)]
+        error, rms = _errors(torch.cat(answers).to(device), reference)
+        max_abs, rel_rms = INT8_GATE * error, INT8_GATE * rms
+    elif problem.dtype in ABSOLUTE_GATES:
         max_abs, rel_rms = ABSOLUTE_GATES[problem.dtype], None
     else:
         error, rms = _errors(_eager_logits(source, problem, images), reference)

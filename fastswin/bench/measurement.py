@@ -156,6 +156,7 @@ class Measurement:
             "gate_rel_rms": gate.rel_rms,
             "framework": self.source.framework,
             "weights": "checkpoint" if problem.checkpoint else "seeded random",
+            **contender.notes,
         }
 
 

@@ -15,12 +15,13 @@ import torch
 
 from fastswin.models import SwinConfig, find_variant
 
-#: Per precision: dtype of weights and images, and whether fp32 products run in TF32.
+#: Per precision: dtype of images and results, and whether fp32 products run in TF32.
 PRECISIONS: dict[str, tuple[torch.dtype, bool]] = {
     "fp32": (torch.float32, False),
     "tf32": (torch.float32, True),
     "fp16": (torch.float16, False),
     "bf16": (torch.bfloat16, False),
+    "int8": (torch.float32, False),
 }
 
 #: Models of each suite, small ones first so that a deadline cuts the dear ones.

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import torch
 
-from fastswin.bench.contenders import COMPILED, VARIANTS
+from fastswin.bench.contenders import COMPILED, DEFAULT_VARIANTS, VARIANTS
 from fastswin.bench.failures import describe, release_memory
 from fastswin.bench.measurement import Exclusive, Measurement, Outcome
 from fastswin.bench.problems import Problem
@@ -89,13 +89,14 @@ def run_model_suite(
     cold_build_s: Mapping[tuple[Problem, str], float] | None = None,
     ceilings: Ceilings | None = None,
     exclusive: Exclusive = contextlib.nullcontext,
+    forgiving: bool = False,
 ) -> SuiteResult:
     """Check and time every contender on every problem.
 
     Args:
         problems: from :func:`~fastswin.bench.problems.make_problems`.
-        variants: keys of :data:`~fastswin.bench.contenders.VARIANTS`; None takes all and forgives
-            those that this machine lacks.
+        variants: keys of :data:`~fastswin.bench.contenders.VARIANTS`; None takes the default ones
+            and forgives those that this machine lacks.
         device: "cuda", "cpu" or a torch device; None takes the GPU, or the CPU with a note (and
             exit code 1) where there is none.
         out: root of the results; the card's folder is made below it.
@@ -107,6 +108,7 @@ def run_model_suite(
         cold_build_s: from :func:`~fastswin.bench.compile_cache.warm_compile_cache`.
         ceilings: copy and GEMM rates; None measures them first.
         exclusive: entered around each problem's timing, for runs that build in parallel.
+        forgiving: whether named variants that this machine lacks are forgiven too.
 
     Returns:
         Outcomes of all, and the exit code.
@@ -163,7 +165,7 @@ def run_model_suite(
             progress(_line(outcome))
     records = merge_records([], [o.record for o in outcomes if o.record is not None])
     document = make_document(info, records)
-    required = tuple(names) if variants is not None else None
+    required = tuple(names) if variants is not None and not forgiving else None
     return SuiteResult(document, path, tuple(outcomes), tuple(notes), required)
 
 
@@ -202,7 +204,7 @@ def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
 
 
 def _check_variants(variants: Sequence[str] | None) -> list[str]:
-    names = list(VARIANTS) if variants is None else list(dict.fromkeys(variants))
+    names = list(DEFAULT_VARIANTS) if variants is None else list(dict.fromkeys(variants))
     for name in names:
         if name not in VARIANTS:
             raise ValueError(f"variants must be among {', '.join(VARIANTS)}, got {name!r}")

@@ -24,6 +24,9 @@ VARIANT_ORDER = (
     "eager-graph",
     "jit-trace",
     "eager",
+    "onnxruntime",
+    "openvino",
+    "tensorrt",
 )
 
 DTYPE_ORDER = ("fp32", "tf32", "fp16", "bf16", "int8", "int8_mode1", "int8_mode2", "fp8")

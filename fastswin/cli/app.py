@@ -7,7 +7,21 @@ from typing import Annotated
 import typer
 
 import fastswin
-from fastswin.cli import bench, classify, demo, doctor, evaluate, models
+from fastswin.cli import (
+    bench,
+    bench_train,
+    calibrate,
+    classify,
+    demo,
+    doctor,
+    evaluate,
+    export,
+    export_tensorrt,
+    models,
+    profile,
+    tune,
+    warmup,
+)
 
 EPILOG = (
     "Exit codes: 0 ok; 1 a check failed; 2 bad input or usage; 3 something needed is missing on "
@@ -42,7 +56,14 @@ def _global_options(
 
 app.command("demo")(demo.demo)
 app.command("classify")(classify.classify)
+bench.app.command("train")(bench_train.bench_train)
 app.add_typer(bench.app, name="bench")
 app.command("evaluate")(evaluate.evaluate)
+app.command("calibrate")(calibrate.calibrate)
+app.command("profile")(profile.profile)
+app.command("tune")(tune.tune)
+app.command("warmup")(warmup.warmup)
+export.app.command("tensorrt")(export_tensorrt.tensorrt)
+app.add_typer(export.app, name="export")
 app.command("models")(models.models)
 app.command("doctor")(doctor.doctor)

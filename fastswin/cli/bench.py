@@ -1,4 +1,4 @@
-"""``fastswin bench model`` and ``fastswin bench op``."""
+"""``fastswin bench model``, ``op`` and ``startup``."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Annotated
 
 import typer
 
-from fastswin.bench import op_softmax
+from fastswin.bench import op_softmax, op_window_attention, startup
+from fastswin.bench.backends import BACKENDS, backend_variants, make_backend_table
 from fastswin.bench.compile_cache import warm_compile_cache
 from fastswin.bench.contenders import COMPILED, VARIANTS
 from fastswin.bench.problems import SUITES
@@ -41,6 +42,10 @@ def model(
     variant: Annotated[
         list[str] | None, typer.Option(help="Contenders; default: all that run here.")
     ] = None,
+    backends: Annotated[
+        list[str] | None,
+        typer.Option(help=f"Instead of variants, runtimes: {', '.join(BACKENDS)}, or all."),
+    ] = None,
     checkpoint: Annotated[
         str | None, typer.Option(help="State dict for a single model; default: seeded weights.")
     ] = None,
@@ -71,6 +76,10 @@ def model(
     cases = itertools.product(names, dtypes, batches)
     problems = [problem_for(*case, checkpoint=checkpoint) for case in cases]
     variants = split_list(variant, "--variant") or None
+    if runtimes := split_list(backends, "--backends"):
+        if variants is not None:
+            raise ValueError("--backends stands for variants; leave out --variant")
+        variants = backend_variants(list(BACKENDS) if runtimes == ["all"] else runtimes)
     with Progress("bench") as progress:
         cold_build_s = {}
         if compile_workers:
@@ -93,13 +102,17 @@ def model(
             iterations=iterations,
             deadline_s=deadline,
             cold_build_s=cold_build_s,
+            forgiving=bool(runtimes),
         )
     if json:
         print_json(result.document | {"problems_found": result.problems_found})
     else:
-        table = make_table(result.document)
+        table = (make_backend_table if runtimes else make_table)(result.document)
         print_table(table.title, table.header, table.rows, left=2)
         print(f"{table.caption}\nrecords: {result.path}")
+    for outcome in result.outcomes if runtimes else ():
+        if outcome.status == "unavailable":
+            note(f"fastswin: {outcome.problem} {outcome.variant}: {outcome.message}")
     for line in result.problems_found[1:]:
         note(f"fastswin: {line}")
     if result.exit_code:
@@ -107,7 +120,7 @@ def model(
 
 
 #: Operators that have a benchmark.
-OPERATORS = ("softmax",)
+OPERATORS = ("softmax", "window_attention")
 
 
 @app.command("op")
@@ -122,6 +135,9 @@ def operator(
     deadline: Annotated[float, typer.Option(help="Start no problem after this many seconds.")] = (
         480.0
     ),
+    backward: Annotated[
+        bool, typer.Option("--backward", help="window_attention: also backward and step.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Time one operator, forward and backward. Repeat an option or use commas."""
@@ -135,7 +151,12 @@ def operator(
             lines.append(line)
             progress.say(line)
 
-        result = op_softmax.run(target, out, split_list(case, "--case"), seconds, deadline, say)
+        cases = split_list(case, "--case")
+        result: op_softmax.SoftmaxResult | op_window_attention.AttentionResult
+        if name == "softmax":
+            result = op_softmax.run(target, out, cases, seconds, deadline, say)
+        else:
+            result = op_window_attention.run(target, out, cases, seconds, deadline, say, backward)
     problems_found = [*notes, *result.problems_found]
     if json:
         print_json(result.document | {"problems_found": problems_found})
@@ -145,3 +166,61 @@ def operator(
         note(f"fastswin: {line}")
     if problems_found:
         raise CheckFailedError(problems_found[0])
+
+
+@app.command("startup")
+def startup_command(
+    model: Annotated[
+        list[str] | None, typer.Option("--model", help="Models; default: Swin-T and Swin-B.")
+    ] = None,
+    dtype: Annotated[
+        list[str] | None, typer.Option(help="Precisions; default: fp16, on a CPU fp32.")
+    ] = None,
+    batch: Annotated[list[str] | None, typer.Option(help="Images; default: 1.")] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(help=f"Of {', '.join(startup.VARIANTS)}.")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
+    out: Annotated[Path, typer.Option(help="Root folder of the records.")] = DEFAULT_ROOT,
+    warm_starts: Annotated[int, typer.Option(min=1, help="Starts after the cold one.")] = (
+        startup.WARM_STARTS
+    ),
+    deadline: Annotated[float, typer.Option(help="Start no problem after this many seconds.")] = (
+        480.0
+    ),
+    json: Json = False,
+) -> None:
+    """Time from starting Python to the first logits, with cold and with warm caches."""
+    names = split_list(model, "--model") or None
+    for name in names or ():
+        check_name(name)
+    problems = startup.startup_problems(
+        names, split_list(dtype, "--dtype") or None, split_numbers(batch, "--batch") or None, device
+    )
+    with Progress("bench") as progress:
+        result = startup.run_startup(
+            problems,
+            split_list(variant, "--variant") or None,
+            device=device,
+            out=out,
+            warm_starts=warm_starts,
+            deadline_s=deadline,
+            progress=progress.say,
+        )
+    if json:
+        print_json({"records": result.records, "problems_found": result.problems_found})
+    else:
+        print_table(
+            "from starting Python to the first logits",
+            ("case", "dtype", "batch", "variant", "s", "import s", "load s", "first call s"),
+            [
+                (
+                    r["case"], r["dtype"], r["batch"], r["variant"], f"{r['median_ms'] / 1e3:.2f}",
+                    *(f"{r[part]:.2f}" for part in ("import_s", "load_s", "first_call_s")),
+                )
+                for r in result.records
+            ],
+        )  # fmt: skip
+        print(f"records: {result.path}")
+    if result.problems_found:
+        raise CheckFailedError(result.problems_found[0])

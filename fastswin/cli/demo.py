@@ -11,6 +11,7 @@ from fastswin.cli.exit_codes import CheckFailedError
 from fastswin.cli.options import Device, Json, parse_device
 from fastswin.cli.output import Progress, note, print_json, print_table
 from fastswin.demo import run_demo
+from fastswin.demo.figure import variant_name
 
 
 def demo(
@@ -53,6 +54,9 @@ def _print_report(report: dict, out: Path) -> None:
         ],
         left=4,
     )  # fmt: skip
+    backend = report["backend"]
+    if report["device"].startswith("cpu"):
+        print(f"backend {backend['backend']}, {backend['compute']} products: {backend['reason']}")
     print_table(
         f"parity with the readable fp32 model: {report['data']}",
         ("engine", "images", "top-1 %", "agreement %", "max abs diff"),
@@ -73,7 +77,7 @@ def _print_report(report: dict, out: Path) -> None:
 
 
 def _latency_row(row: dict) -> tuple:
-    head = (row["case"], row["dtype"], row["batch"], row["variant"])
+    head = (row["case"], row["dtype"], row["batch"], variant_name(row))
     if row["status"] != "ok":
         return (*head, row["status"], row["message"], "", "", "")
     times = (f"{row[key]:.4g}" for key in ("median_ms", "p20_ms", "p80_ms"))

@@ -13,11 +13,12 @@ from fastswin.bench.record import device_name
 from fastswin.cli.exit_codes import CheckFailedError
 from fastswin.cli.options import Checkpoint, Device, Json, Model, parse_device, split_list
 from fastswin.cli.output import Progress, note, print_json, print_table
+from fastswin.data.processes import join_processes
 from fastswin.data.shipped import DEFAULT_MODEL
 from fastswin.data.source import open_source
 from fastswin.data.test_set import open_test_set
 from fastswin.doctor import default_precisions
-from fastswin.evaluation import evaluate_precisions, failed_gates
+from fastswin.evaluation import REFERENCE, evaluate_precisions, failed_gates, merge_scores
 
 
 def evaluate(
@@ -25,39 +26,59 @@ def evaluate(
     checkpoint: Checkpoint = None,
     data: Annotated[
         Path | None,
-        typer.Option(help="Folder of photos; default: the shipped Fashion-MNIST slice."),
+        typer.Option(help="Photos: folder or tar files; default: the shipped Fashion-MNIST slice."),
     ] = None,
     labels: Annotated[
-        Path | None, typer.Option(help="File of '<path> <class index>' lines for a flat folder.")
+        Path | None, typer.Option(help="Labels file of a flat folder: text, CSV or JSON.")
     ] = None,
     precision: Annotated[
         list[str] | None,
-        typer.Option(help="Engine precisions, repeated or with commas; default: all usable."),
+        typer.Option(
+            help="Engine precisions and calibrated schemes such as int8, repeated or with commas; "
+            "default: all usable engine precisions."
+        ),
+    ] = None,
+    calibration: Annotated[
+        Path | None,
+        typer.Option(help="Ranges from 'fastswin calibrate'; default: those in the checkpoint."),
     ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Images per forward call.")] = 64,
     limit: Annotated[int | None, typer.Option(min=1, help="Use the first N images only.")] = None,
     tolerance: Annotated[
         float, typer.Option(min=0.0, help="Largest legal top-1 difference, in points.")
     ] = 0.1,
+    quantized_tolerance: Annotated[
+        float, typer.Option(min=0.0, help="Largest legal top-1 loss of a scheme, in points.")
+    ] = 0.3,
     device: Device = None,
     json: Json = False,
 ) -> None:
-    """Accuracy of the engine beside the readable fp32 model."""
-    target = parse_device(device)
-    precisions = split_list(precision, "--precision") or default_precisions(target)
-    if model is None and checkpoint is None:
-        model = DEFAULT_MODEL
-    source = open_source(model, checkpoint)
-    test_set = open_test_set(source, data, labels, limit)
-    with Progress("evaluated", len(test_set)) as progress:
-        scores = evaluate_precisions(
-            source.model,
-            precisions,
-            test_set.batches(batch),
-            device=target,
-            on_batch=progress.advance,
+    """Accuracy of precisions beside the readable fp32 model; torchrun spreads it over GPUs."""
+    with join_processes(parse_device(device)) as processes:
+        target = processes.device
+        precisions = split_list(precision, "--precision") or default_precisions(target)
+        if model is None and checkpoint is None:
+            model = DEFAULT_MODEL
+        source = open_source(model, checkpoint)
+        test_set = open_test_set(
+            source, data, labels, limit, share=(processes.rank, processes.count)
         )
-    failures = failed_gates(scores, tolerance)
+        calibrations = source.calibrations(calibration)
+        with Progress("evaluated", len(test_set)) as progress:
+            scores = evaluate_precisions(
+                source.model,
+                precisions,
+                test_set.batches(batch),
+                device=target,
+                calibrations=calibrations,
+                on_batch=progress.advance if processes.first else None,
+            )
+        scores = merge_scores(processes.gather(scores))
+        if not processes.first:
+            return
+    failures = failed_gates(
+        scores, tolerance, quantized=set(calibrations), quantized_points=quantized_tolerance
+    )
     rows = {name: score.to_dict() for name, score in scores.items()}
     if json:
         print_json(
@@ -69,15 +90,22 @@ def evaluate(
                 "torch": torch.__version__,
                 "fastswin": fastswin.__version__,
                 "batch": batch,
+                "processes": processes.count,
                 "tolerance_points": tolerance,
+                "quantized_tolerance_points": quantized_tolerance,
+                "calibrations": {
+                    name: {"images": c.images, "scheme_fingerprint": c.scheme.fingerprint}
+                    for name, c in calibrations.items()
+                    if name in scores
+                },
                 "scores": rows,
                 "failures": failures,
             }
         )
     else:
         print_table(
-            f"{source.name} on {test_set.name}, {len(test_set)} images, {target}",
-            ("engine", "top-1 %", "top-5 %", "agreement %", "max abs diff", "images/s"),
+            f"{source.name} on {test_set.name}, {scores[REFERENCE].images} images, {target}",
+            ("precision", "top-1 %", "top-5 %", "agreement %", "max abs diff", "images/s"),
             [
                 (
                     name,

@@ -67,3 +67,17 @@ def split_numbers(values: list[str] | None, option: str) -> list[int]:
             raise ValueError(f"{option} must hold positive integers, got {part!r}")
         numbers.append(int(part))
     return numbers
+
+
+def parse_image_size(text: str | None) -> int | tuple[int, int] | None:
+    """``224`` or ``224x288`` (height, width) in pixels; None stays None.
+
+    Raises:
+        ValueError: neither.
+    """
+    if text is None:
+        return None
+    sides = text.lower().split("x")
+    if len(sides) > 2 or not all(side.isdigit() and int(side) for side in sides):
+        raise ValueError(f"--image-size must be like 224 or 224x288, got {text!r}")
+    return int(sides[0]) if len(sides) == 1 else (int(sides[0]), int(sides[1]))

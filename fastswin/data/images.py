@@ -8,12 +8,13 @@ Pillow is imported on first use (extra ``vision``).
 
 from __future__ import annotations
 
+import io
 import math
 import struct
 import warnings
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 import torch
@@ -54,23 +55,28 @@ def read_image(path: str | Path, *, grey: bool = False) -> Image.Image:
         ValueError: not an image, or a damaged one; the message names the file.
     """
     require_pillow()
-    from PIL import Image, ImageOps, UnidentifiedImageError
-
     path = Path(path)
     if not path.is_file():
         raise FileNotFoundError(f"{path}: no such image file")
+    return _decode(path, str(path), grey)
+
+
+def _decode(file: Path | BinaryIO, name: str, grey: bool) -> Image.Image:
+    """:func:`read_image` of an open file or a path; ``name`` is for messages."""
+    from PIL import Image, ImageOps, UnidentifiedImageError
+
     try:
-        with warnings.catch_warnings(), Image.open(path) as image:
+        with warnings.catch_warnings(), Image.open(file) as image:
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image.load()
             upright = ImageOps.exif_transpose(image)
             return to_mode(upright, grey=grey)
     except UnidentifiedImageError as error:
-        raise ValueError(f"{path}: not an image that Pillow can read") from error
+        raise ValueError(f"{name}: not an image that Pillow can read") from error
     except Image.DecompressionBombError as error:
-        raise ValueError(f"{path}: refused, {error}") from error
+        raise ValueError(f"{name}: refused, {error}") from error
     except _DECODE_ERRORS as error:
-        raise ValueError(f"{path}: damaged image ({error})") from error
+        raise ValueError(f"{name}: damaged image ({error})") from error
 
 
 def to_mode(image: Image.Image, *, grey: bool) -> Image.Image:
@@ -136,7 +142,21 @@ def load_image(path: str | Path, preprocess: Preprocess) -> torch.Tensor:
     Raises:
         ImportError, FileNotFoundError, ValueError: as :func:`read_image`.
     """
-    image = resize_and_crop(read_image(path, grey=preprocess.grey), preprocess)
+    return _to_tensor(read_image(path, grey=preprocess.grey), preprocess)
+
+
+def decode_image(content: bytes, name: str, preprocess: Preprocess) -> torch.Tensor:
+    """:func:`load_image` of a file's bytes; ``name`` is for messages.
+
+    Raises:
+        ImportError, ValueError: as :func:`read_image`.
+    """
+    require_pillow()
+    return _to_tensor(_decode(io.BytesIO(content), name, preprocess.grey), preprocess)
+
+
+def _to_tensor(image: Image.Image, preprocess: Preprocess) -> torch.Tensor:
+    image = resize_and_crop(image, preprocess)
     pixels = torch.from_numpy(np.asarray(image).copy())
     return pixels[None] if preprocess.grey else pixels.permute(2, 0, 1).contiguous()
 

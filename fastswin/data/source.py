@@ -10,6 +10,11 @@ from fastswin.data.class_names import class_names_for
 from fastswin.data.preprocess import Preprocess, from_metadata
 from fastswin.data.shipped import SHIPPED, shipped_checkpoint
 from fastswin.models import SwinTransformer, create_model, list_models, load_checkpoint
+from fastswin.quant import Calibration, load_ranges
+from fastswin.quant.storage import QUANT_KEY
+
+#: Ranges of a shipped checkpoint, beside it.
+RANGES_NAME = "ranges.json"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,12 +26,27 @@ class ModelSource:
         model: the readable model in fp32 on the CPU, in evaluation mode.
         preprocess: what its images go through.
         class_names: one name a class.
+        ranges: file with quantisation ranges of these weights; None where there is none.
     """
 
     name: str
     model: SwinTransformer
     preprocess: Preprocess
     class_names: list[str]
+    ranges: Path | None = None
+
+    def calibrations(self, path: str | Path | None = None) -> dict[str, Calibration]:
+        """Quantisation ranges by scheme name, checked against the weights.
+
+        Args:
+            path: file of ranges, or a calibrated checkpoint; None takes those that came with the
+                model, if any.
+
+        Raises:
+            QuantizationError: ranges that do not fit the model; none in a file that was given.
+        """
+        path = self.ranges if path is None else Path(path)
+        return {} if path is None else load_ranges(path, self.model)
 
 
 def open_source(
@@ -73,7 +93,11 @@ def check_name(name: str) -> None:
 
 def _from_file(name: str, path: Path, variant: str | None = None) -> ModelSource:
     loaded = load_checkpoint(path, model_name=variant)
-    return _described(name, loaded.model, *from_metadata(loaded.metadata))
+    source = _described(name, loaded.model, *from_metadata(loaded.metadata))
+    beside = path.with_name(RANGES_NAME)  # for shipped weights alone: a name proves nothing
+    shipped = name in SHIPPED and beside.is_file()
+    ranges = path if QUANT_KEY in loaded.metadata else beside if shipped else None
+    return dataclasses.replace(source, ranges=ranges)
 
 
 def _described(

@@ -58,12 +58,19 @@ def draw_report(report: dict[str, Any], images: np.ndarray, path: str | Path) ->
 
 def _title(report: dict[str, Any]) -> str:
     lines = [f"{report['model']} on {report['device']} (fastswin {report['fastswin']})"]
+    if report["backend"]["backend"] != "torch":
+        lines[0] += f", backend {report['backend']['backend']}"
     for name, row in report["parity"].items():
         lines.append(
             f"{name}: top-1 {row['top1_percent']:.2f} % of {row['images']} images, "
             f"agreement {row['agreement_percent']:.2f} %, max abs diff {row['max_abs_diff']:.1e}"
         )
     return "\n".join(lines)
+
+
+def variant_name(row: dict[str, Any]) -> str:
+    """The contender of a latency row, with the engine's backend where it has one."""
+    return f"{row['variant']} ({row['backend']})" if row.get("backend") else row["variant"]
 
 
 def _cases(rows: Sequence[dict[str, Any]]) -> dict[str, list[dict[str, Any]]]:
@@ -81,7 +88,7 @@ def _bars(axes: Any, title: str, rows: list[dict[str, Any]]) -> None:
     spread = np.abs([[r["median_ms"] - r["p20_ms"], r["p80_ms"] - r["median_ms"]] for r in rows])
     widest = max(row["p80_ms"] for row in rows)
     axes.barh(
-        [f"{row['variant']}  {row['median_ms']:.3g} ms" for row in rows],
+        [f"{variant_name(row)}  {row['median_ms']:.3g} ms" for row in rows],
         medians,
         xerr=spread.T,
         color=[_OURS if row["variant"] == "fastswin" else _OTHERS for row in rows],

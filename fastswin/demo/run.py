@@ -10,6 +10,7 @@ The images shown are the first of the test set, right or wrong.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import time
 from collections.abc import Callable, Iterator
@@ -60,8 +61,8 @@ def run_demo(
         latency: whether to time contenders.
 
     Returns:
-        What ``report.json`` holds: ``predictions``, ``parity``, ``latency``, ``failures`` and what
-        they were measured with.
+        What ``report.json`` holds: ``predictions``, ``backend``, ``parity``, ``latency``,
+        ``failures`` and what they were measured with.
 
     Raises:
         FileNotFoundError: the shipped weights are missing.
@@ -75,7 +76,9 @@ def run_demo(
     precisions = default_precisions(device) if gpu else ["fp32"]
     shown_precision = "fp16" if gpu else "fp32"
     say(f"classifying {SHOWN_IMAGES} shipped images with {DEFAULT_MODEL} on {device}")
-    predictions = classify_shown(source, shown_precision, device)
+    predictions, backend = classify_shown(source, shown_precision, device)
+    if not gpu:
+        say(f"backend {backend['backend']}: {backend['reason']}")
     test_set = shipped_test_set(source, limit)
     say(f"comparing with the readable fp32 model on up to {len(test_set)} images")
     scores = evaluate_precisions(
@@ -98,6 +101,7 @@ def run_demo(
         "torch": torch.__version__,
         "device": device_name(device),
         "model": DEFAULT_MODEL,
+        "backend": backend,
         "data": f"first {scores[REFERENCE].images} Fashion-MNIST test images",
         "predictions": predictions,
         "parity": {name: score.to_dict() for name, score in scores.items()},
@@ -116,18 +120,21 @@ def run_demo(
 
 def classify_shown(
     source: ModelSource, precision: str, device: torch.device
-) -> list[dict[str, Any]]:
+) -> tuple[list[dict[str, Any]], dict[str, str]]:
     """The engine's answers for the first test images.
 
     Returns:
-        ``index``, ``label``, ``predicted``, ``probability`` and ``right`` of each.
+        ``index``, ``label``, ``predicted``, ``probability`` and ``right`` of each; and which
+        backend ran them, with what products and why.
     """
     images, labels = fashion_mnist_slice("test")
     pixels = torch.from_numpy(images[:SHOWN_IMAGES]).to(device)
     engine = Engine(source.model, precision, device=device)  # type: ignore[arg-type]
     logits = engine(source.preprocess(pixels))
     rows = top_guesses(logits, source.class_names, top=1)
-    return [
+    choice = engine.report(SHOWN_IMAGES).backend
+    assert choice is not None
+    predictions = [
         {
             "index": index,
             "label": source.class_names[int(labels[index])],
@@ -137,6 +144,7 @@ def classify_shown(
         }
         for index, guesses in enumerate(rows)
     ]
+    return predictions, dataclasses.asdict(choice)
 
 
 def _until(batches: Iterator[Batch], seconds: float) -> Iterator[Batch]:

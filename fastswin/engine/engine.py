@@ -13,22 +13,29 @@ import contextlib
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator, Sequence
 from typing import Literal, NoReturn
 
 import torch
 
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin.engine.backends import Backend, BackendSelector, GraphRunner
+from fastswin.engine.backends.open import open_runner
+from fastswin.engine.calls import Call, record_calls
 from fastswin.engine.check import BlockRange, check_finite
 from fastswin.engine.forward import BoundPlan, Forward, bind
 from fastswin.engine.graphs import GraphLadder
 from fastswin.engine.plan import make_plan
-from fastswin.engine.precision import find_precision, matmul_mode
+from fastswin.engine.precision import PRECISIONS, Precision, find_precision, matmul_mode
 from fastswin.engine.prepare import prepare
 from fastswin.engine.report import EngineReport
 from fastswin.engine.source import make_loader
+from fastswin.engine.warmup import compile_calls, kernel_calls
 from fastswin.models.config import SwinConfig
-from fastswin.models.swin import check_images
+from fastswin.models.swin import SwinTransformer, check_images
+from fastswin.quant.ranges import Calibration
+from fastswin.tuning.card import card_of
+from fastswin.tuning.table import TuningTable, find_table
 
 #: Default ladder of captured batch sizes.
 GRAPH_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
@@ -44,7 +51,7 @@ class Engine:
         source: a model name (see ``fastswin.models.list_models``), a checkpoint path of any
             supported layout, or a live timm, torchvision, transformers, Microsoft or fastswin
             model. Weights are copied; the source is not modified.
-        precision: "fp32", "tf32", "fp16" or "bf16".
+        precision: "fp32", "tf32", "fp16" or "bf16"; "int8" on a CPU, from a calibrated model.
         device: where to run; None means the current GPU if there is one, else the CPU.
         pretrained: for a name, whether to load published weights (needs timm and its hub).
         config: for a checkpoint, its configuration where it cannot be told from the file.
@@ -52,6 +59,12 @@ class Engine:
         graph_batch_sizes: ladder of captured batch sizes.
         max_graphs: captured graphs kept; the least recently used is dropped.
         impl: "auto"; "triton" raises where the kernels cannot run; "reference" is plain PyTorch.
+        tuning: "auto" takes the table of tuned kernels that ships for this GPU, if any; "off" takes
+            the heuristics; a path takes the table that ``fastswin tune`` wrote there.
+        backend: on a CPU, "openvino", "onnxruntime" or "torch"; "auto" takes the fastest that is
+            installed and answers rightly.
+        calibration: int8 ranges of :func:`fastswin.quant.calibrate`; None takes those that a
+            calibrated checkpoint holds.
 
     Raises:
         ValueError, TypeError: an argument is off; the message names it and the legal values.
@@ -60,7 +73,7 @@ class Engine:
     def __init__(
         self,
         source: str | os.PathLike | torch.nn.Module,
-        precision: Literal["fp32", "tf32", "fp16", "bf16"] = "fp16",
+        precision: Literal["fp32", "tf32", "fp16", "bf16", "int8"] = "fp16",
         *,
         device: str | torch.device | None = None,
         pretrained: bool = True,
@@ -69,6 +82,9 @@ class Engine:
         graph_batch_sizes: tuple[int, ...] = GRAPH_BATCH_SIZES,
         max_graphs: int = 16,
         impl: Impl = "auto",
+        tuning: str | os.PathLike = "auto",
+        backend: Backend = "auto",
+        calibration: Calibration | None = None,
     ) -> None:
         if not graph_batch_sizes or min(graph_batch_sizes) < 1:
             raise ValueError(f"graph_batch_sizes must be positive, got {graph_batch_sizes}")
@@ -77,9 +93,16 @@ class Engine:
         self.device = _resolve_device(device)
         self._precision = find_precision(precision, self.device)
         self._impl = impl
+        if calibration is not None and precision != "int8":
+            raise ValueError(f"calibration is for precision 'int8', got precision {precision!r}")
+        self._backends = BackendSelector(backend, self.device, self._precision, impl)
         choose_impl(impl, "Engine", [why_not_triton(self.device, self._precision.dtype)])
+        self._table, self._tuning = _find_table(tuning, self.device)
         self._load, self._description = make_loader(source, pretrained=pretrained, config=config)
+        self._source, self._calibration = source, calibration
+        self._runner: GraphRunner | None = None
         self._lock = threading.RLock()
+        self._compiled: set[Hashable] = set()
         self._plans: OrderedDict[tuple[int, tuple[int, int]], BoundPlan] = OrderedDict()
         self._graphs: GraphLadder | None = None
         if cuda_graphs and self.device.type == "cuda":
@@ -115,14 +138,26 @@ class Engine:
         """
         with self._lock:
             model = self._load()
-            weights = prepare(model, self.device, self._precision.dtype)
-            if self.device.type == "cuda":
-                torch.cuda.synchronize(self.device)  # other streams read the old weights, or these
-            self.config: SwinConfig = model.config
-            self._forward = Forward(model.config, weights, self._precision)
-            self._plans.clear()
-            if self._graphs is not None:
-                self._graphs.clear()
+            self._runner = None
+            if self._backends.graph:
+                self._take(model, PRECISIONS["fp32"])  # what a runtime is given, and checked with
+                with torch.no_grad(), self.own_numerics():
+                    self._runner = open_runner(
+                        self._backends, self._source, model, self._forward, self._eager,
+                        self._calibration,
+                    )  # fmt: skip
+            if self._runner is None:
+                self._take(model, self._precision)
+
+    def _take(self, model: SwinTransformer, precision: Precision) -> None:
+        weights = prepare(model, self.device, precision.dtype)
+        if self.device.type == "cuda":
+            torch.cuda.synchronize(self.device)  # other streams read the old weights, or these
+        self.config: SwinConfig = model.config
+        self._forward = Forward(model.config, weights, precision)
+        self._plans.clear()
+        if self._graphs is not None:
+            self._graphs.clear()
 
     def __call__(self, images: torch.Tensor) -> torch.Tensor:
         """Logits of a batch.
@@ -168,7 +203,66 @@ class Engine:
                 weights_mib=self._forward.weights.num_bytes / 2**20,
                 plan=bound.plan,
                 graphs=tuple(self._graphs.keys()) if self._graphs is not None else (),
+                tuning=self._tuning,
+                backend=self._backends.choice,
+                programs=() if self._runner is None else self._runner.programs,
             )
+
+    def warmup(
+        self, batches: Sequence[int] = (1,), image_size: tuple[int, int] | None = None
+    ) -> int:
+        """Compile the kernels that batches of these sizes launch, all side by side.
+
+        A later process on a machine like this one finds them in Triton's cache on disk
+        (``TRITON_CACHE_DIR``, else ``~/.triton/cache``). Graphs are not captured.
+
+        Args:
+            batches: images per call; with CUDA graphs they are rounded up to the ladder.
+            image_size: ``(height, width)`` in pixels; None means the model's.
+
+        Returns:
+            How many distinct launches were made; 0 where no kernel runs, as on a CPU.
+
+        Raises:
+            ValueError: a batch below 1, or an image size that the model cannot take.
+        """
+        if not batches or min(batches) < 1:
+            raise ValueError(f"batches must be positive, got {tuple(batches)}")
+        size = image_size or self.config.image_size
+        calls: list[Call] = []
+        with self._lock, torch.no_grad(), self.own_numerics():
+            for batch in sorted({self._rung(batch) for batch in batches}):
+                images = torch.empty(
+                    batch, self.config.in_channels, *size, device=self.device, dtype=self.dtype
+                )
+                self._check(images)
+                bound = self._bound(batch, size)
+                calls += kernel_calls(self._forward, bound, images, self._compiled)
+            compile_calls(calls, self.device)
+        return len(calls)
+
+    def calls(self, images: torch.Tensor) -> list[Call]:
+        """The calls of one forward pass, run once without graphs: what a profiler times.
+
+        Args:
+            images: as in a call, at least one.
+
+        Raises:
+            ValueError, TypeError: as in a call, or a batch of 0.
+        """
+        self._check(images)
+        if images.shape[0] == 0:
+            raise ValueError("images must hold at least one image, got batch 0")
+        with self._lock, torch.no_grad(), self.own_numerics():
+            bound = self._bound(images.shape[0], (images.shape[2], images.shape[3]))
+            return record_calls(self._forward, bound, images)
+
+    def _rung(self, batch: int) -> int:
+        """The batch size that runs for ``batch`` images."""
+        if self._graphs is None:
+            return batch
+        sizes = self._graphs.batch_sizes
+        return next((size for size in sizes if size >= batch), sizes[-1])
 
     def check_finite(self, images: torch.Tensor) -> list[BlockRange]:
         """Largest magnitude after every block, to find where a half-precision model overflows.
@@ -179,14 +273,16 @@ class Engine:
             ValueError, TypeError: as in a call, or a batch of 0.
         """
         self._check(images)
-        with self._lock, torch.no_grad(), self._own_numerics():
+        with self._lock, torch.no_grad(), self.own_numerics():
             bound = self._bound(images.shape[0], (images.shape[2], images.shape[3]))
             return check_finite(self._forward, images, bound)
 
     def _dispatch(self, kind: str, images: torch.Tensor) -> list[torch.Tensor]:
         self._check(images)
         size = (images.shape[2], images.shape[3])
-        with self._lock, torch.no_grad(), self._own_numerics():
+        with self._lock, torch.no_grad(), self.own_numerics():
+            if self._runner is not None and images.shape[0]:
+                return self._runner(kind, images)
             bound = self._bound(images.shape[0], size)
             if images.shape[0] == 0:
                 outputs = self._empty(kind, bound)
@@ -198,7 +294,7 @@ class Engine:
         return outputs
 
     @contextlib.contextmanager
-    def _own_numerics(self) -> Iterator[None]:
+    def own_numerics(self) -> Iterator[None]:
         """The engine's precision, whatever the caller's autocast and TF32 switches say."""
         with (
             torch.autocast(self.device.type, enabled=False),
@@ -212,9 +308,14 @@ class Engine:
     def _run(self, kind: str, images: torch.Tensor) -> tuple[list[torch.Tensor], object]:
         """Outputs, and the tensors they were computed from."""
         bound = self._bound(images.shape[0], (images.shape[2], images.shape[3]))
+        if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
+            self._compile(images, bound)
         if kind == "features":
             return self._forward.features(images, bound), (self._forward, bound)
         return [self._forward.logits(images, bound)], (self._forward, bound)
+
+    def _eager(self, kind: str, images: torch.Tensor) -> list[torch.Tensor]:
+        return self._run(kind, images)[0]
 
     def _bound(self, batch: int, size: tuple[int, int]) -> BoundPlan:
         key = (batch, size)
@@ -224,7 +325,9 @@ class Engine:
                     f"the engine has not run batch {batch} at {size[0]}x{size[1]} yet; call it "
                     "once with these shapes before capturing a CUDA graph around it"
                 )
-            plan = make_plan(self.config, batch, size, self.device, self._precision, self._impl)
+            plan = make_plan(
+                self.config, batch, size, self.device, self._precision, self._impl, self._table
+            )
             self._plans[key] = bind(plan, self._forward.weights, self._precision)
             if self.device.type == "cuda":  # calls on other streams read what was just bound
                 torch.cuda.current_stream(self.device).synchronize()
@@ -232,6 +335,14 @@ class Engine:
                 self._plans.popitem(last=False)
         self._plans.move_to_end(key)
         return self._plans[key]
+
+    def _compile(self, images: torch.Tensor, bound: BoundPlan) -> None:
+        """Compile what a plan launches and no plan before it did, side by side."""
+        if bound.compiled:
+            return
+        calls = kernel_calls(self._forward, bound, images, self._compiled)
+        compile_calls(calls, self.device)
+        bound.compiled = True
 
     def _empty(self, kind: str, bound: BoundPlan) -> list[torch.Tensor]:
         shapes: list[tuple[int, ...]] = [(0, self.config.num_classes or self.config.num_features)]
@@ -271,6 +382,15 @@ def _resolve_device(device: str | torch.device | None) -> torch.device:
     if resolved.type != "cpu":
         raise ValueError(f"device must be 'cuda', 'cuda:<index>' or 'cpu', got {device!r}")
     return resolved
+
+
+def _find_table(tuning: str | os.PathLike, device: torch.device) -> tuple[TuningTable | None, str]:
+    """The device's table and a line about it; there are none for CPUs."""
+    if device.type != "cuda":
+        if str(tuning) not in ("auto", "off"):
+            raise ValueError(f"tuning={str(tuning)!r} is for GPUs, the engine is on {device}")
+        return None, "off"
+    return find_table(tuning, card_of(device))
 
 
 def _device_name(device: torch.device) -> str:

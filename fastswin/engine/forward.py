@@ -11,18 +11,17 @@ without the biases pending so far and every reader adds their sum, a constant ``
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from fastswin import ops
 from fastswin._triton.available import Impl
+from fastswin.engine import operators
 from fastswin.engine.plan import ModelPlan, StagePlan
 from fastswin.engine.precision import Precision
 from fastswin.engine.prepare import Affine, Norm, PreparedBlock, PreparedModel
 from fastswin.models.config import SwinConfig
-from fastswin.ops.window_attention.reference import window_attention_ref
-from fastswin.ops.window_attention.register import window_attention_fwd
 
 Offset = torch.Tensor | None
 
@@ -35,13 +34,17 @@ class BlockOffsets:
     norm2: Offset
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class BoundPlan:
-    """A plan and the tensors that depend on it, ready to run."""
+    """A plan and the tensors that depend on it, ready to run.
+
+    ``compiled`` says that its kernels have been compiled ahead of their first launch.
+    """
 
     plan: ModelPlan
     offsets: tuple[tuple[BlockOffsets, ...], ...]
     stage_end: tuple[Offset, ...]
+    compiled: bool = False
 
 
 def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> BoundPlan:
@@ -82,9 +85,14 @@ def _pending_biases(
     return tuple(rows), pending
 
 
+def _in_place(implementation: str) -> bool:
+    """Whether a layer's last product is the library's, accumulating onto the stream."""
+    return implementation in ("library", "unfused")
+
+
 def _defers_bias(implementation: str, block: PreparedBlock) -> bool:
     """V1's in-place library products leave their bias pending; V2 normalises the branch first."""
-    return implementation == "library" and block.norm1 is None
+    return _in_place(implementation) and block.norm1 is None
 
 
 def _add(pending: Offset, bias: Offset) -> Offset:
@@ -94,10 +102,19 @@ def _add(pending: Offset, bias: Offset) -> Offset:
 
 
 class Forward:
-    """Runs a bound plan; holds weights and no other state."""
+    """Runs a bound plan; holds weights and no other state.
 
-    def __init__(self, config: SwinConfig, weights: PreparedModel, precision: Precision) -> None:
-        self.config, self.weights, self.precision = config, weights, precision
+    ``ops`` stands in for operators.py where calls are to be noted (calls.py).
+    """
+
+    def __init__(
+        self,
+        config: SwinConfig,
+        weights: PreparedModel,
+        precision: Precision,
+        ops: Any = operators,
+    ) -> None:
+        self.config, self.weights, self.precision, self.ops = config, weights, precision, ops
         self.eps = config.layer_norm_eps
         self.resample_eps = config.resample_eps
 
@@ -108,7 +125,7 @@ class Forward:
     def classify(self, x: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
         """The last stage's stream to logits: final norm, mean over tokens, head."""
         norm, head = self.weights.norm, self.weights.head
-        pooled = ops.norm_pool(
+        pooled = self.ops.norm_pool(
             x, norm.weight, norm.bias, eps=self.eps, offset=bound.stage_end[-1],
             impl=_impl(bound.plan.pool),
         )  # fmt: skip
@@ -148,18 +165,19 @@ class Forward:
         if images.dtype not in (torch.float16, torch.float32):  # what the kernel reads on any GPU
             images = images.float()
         norm = w.patch_norm
-        x = ops.patch_embed(
+        x = self.ops.patch_embed(
             images, w.patch_weight, w.patch_bias,
             None if norm is None else norm.weight, None if norm is None else norm.bias,
             eps=self.resample_eps, dtype=self.precision.dtype, impl=_impl(plan.embed),
         )  # fmt: skip
-        if w.position_embedding is not None:
-            x = x + self._position_embedding((x.shape[1], x.shape[2]))
-        return x
+        position = self.position_embedding((x.shape[1], x.shape[2]))
+        return x if position is None else x + position
 
-    def _position_embedding(self, map_size: tuple[int, int]) -> torch.Tensor:
+    def position_embedding(self, map_size: tuple[int, int]) -> torch.Tensor | None:
+        """``[1, H, W, C]`` for a map, resized bicubically from the built one; None without one."""
         built = self.config.map_size(0)
-        assert self.weights.position_embedding is not None
+        if self.weights.position_embedding is None:
+            return None
         position = self.weights.position_embedding.view(1, *built, -1)
         if map_size != built:
             position = F.interpolate(
@@ -172,33 +190,39 @@ class Forward:
     ) -> None:
         """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place."""
         impl = _impl(stage.qkv)
-        if block.norm1 is not None:
-            qkv = F.linear(x, block.qkv.weight, block.qkv.library_bias)
-        elif stage.qkv == "fused":
-            qkv = ops.linear(
+        tiles = stage.launch.get("qkv")
+        if stage.qkv == "fused":
+            qkv = self.ops.linear(
                 x, block.qkv.weight, block.qkv.bias, layer_norm_eps=self.eps,
-                offset=offsets.norm1, impl="triton",
+                offset=offsets.norm1, impl="triton", config=tiles,
             )  # fmt: skip
         else:
-            h = ops.layer_norm(x, eps=self.eps, offset=offsets.norm1, impl=impl)
-            qkv = F.linear(h, block.qkv.weight, block.qkv.library_bias)
+            h = x
+            if block.norm1 is None:
+                h = self.ops.layer_norm(x, eps=self.eps, offset=offsets.norm1, impl=impl)
+            if stage.qkv == "tiled":
+                qkv = self.ops.linear(
+                    h, block.qkv.weight, block.qkv.bias, impl="triton", config=tiles
+                )
+            else:
+                qkv = F.linear(h, block.qkv.weight, block.qkv.library_bias)
         attended = self.attention(qkv, block, stage)
         if block.norm1 is not None:
             branch = F.linear(attended, block.proj.weight, block.proj.library_bias)
             self._add_normed(x, branch, block.norm1, impl)
         else:
-            self._accumulate(x, attended, block.proj, deferred=stage.proj == "library")
+            self._accumulate(x, attended, block.proj, deferred=_in_place(stage.proj))
 
     def attention(self, qkv: torch.Tensor, block: PreparedBlock, stage: StagePlan) -> torch.Tensor:
         """Window attention ``[B, H, W, 3C] -> [B, H, W, C]``."""
         shift = stage.shift_size if block.shifted else (0, 0)
         if stage.attention == "triton":
             table = block.bias_table(shift, self.precision.dtype)
-            return window_attention_fwd(
+            return self.ops.packed_window_attention(
                 qkv, table, block.head_scale, block.pad_qkv, block.scale, stage.num_heads,
-                stage.window_size, shift, self.precision.tf32,
+                stage.window_size, shift, self.precision.tf32, stage.launch.get("attention"),
             )  # fmt: skip
-        return window_attention_ref(
+        return self.ops.window_attention_ref(
             qkv, block.bias, stage.num_heads, stage.window_size, shift, block.scale,
             block.logit_scale, block.pad_qkv,
         )  # fmt: skip
@@ -211,44 +235,51 @@ class Forward:
         if stage.mlp == "fused":
             assert fc1.bias is not None  # Mlp always has both
             assert fc2.bias is not None
-            ops.mlp(
+            self.ops.mlp(
                 x, fc1.weight, fc1.bias, fc2.weight, fc2.bias,
                 norm_weight=None if norm is None else norm.weight,
                 norm_bias=None if norm is None else norm.bias,
                 offset=offsets.norm2, eps=self.eps, out=x, impl="triton",
+                config=stage.launch.get("mlp"),
             )  # fmt: skip
             return
+        tiles = stage.launch.get("fc1")
         if stage.mlp == "split":
-            h = ops.linear(
+            h = self.ops.linear(
                 x, fc1.weight, fc1.bias, activation="gelu", layer_norm_eps=self.eps,
-                offset=offsets.norm2, impl="triton",
+                offset=offsets.norm2, impl="triton", config=tiles,
             )  # fmt: skip
-            ops.linear(h, fc2.weight, fc2.bias, residual=x, out=x, impl="triton")
+            self.ops.linear(
+                h, fc2.weight, fc2.bias, residual=x, out=x, impl="triton",
+                config=stage.launch.get("fc2"),
+            )  # fmt: skip
             return
         impl = _impl(stage.mlp)
         h = x
         if norm is None:
-            h = ops.layer_norm(x, eps=self.eps, offset=offsets.norm2, impl=impl)
-        if self.precision.half and impl == "triton":
-            h = ops.linear(h, fc1.weight, fc1.bias, activation="gelu", impl="triton")
+            h = self.ops.layer_norm(x, eps=self.eps, offset=offsets.norm2, impl=impl)
+        if self.precision.half and stage.mlp == "library":
+            h = self.ops.linear(
+                h, fc1.weight, fc1.bias, activation="gelu", impl="triton", config=tiles
+            )
         else:
             h = F.gelu(F.linear(h, fc1.weight, fc1.library_bias))
         if norm is not None:
             branch = F.linear(h, fc2.weight, fc2.library_bias)
             self._add_normed(x, branch, norm, impl)
         else:
-            self._accumulate(x, h, fc2, deferred=stage.mlp == "library")
+            self._accumulate(x, h, fc2, deferred=_in_place(stage.mlp))
 
     def merge(self, x: torch.Tensor, index: int, stage: StagePlan, offset: Offset) -> torch.Tensor:
         """Patch merging ``[B, H, W, C] -> [B, ceil(H/2), ceil(W/2), 2C]``."""
         merging = self.weights.mergings[index]
         impl = _impl(stage.merge or "reference")
         eps = self.resample_eps if merging.norm is None else None
-        rows = ops.gather_neighbours(x, layer_norm_eps=eps, offset=offset, impl=impl)
+        rows = self.ops.gather_neighbours(x, layer_norm_eps=eps, offset=offset, impl=impl)
         y = F.linear(rows, merging.reduction.weight, merging.reduction.library_bias)
         if merging.norm is not None:
             norm = merging.norm
-            ops.layer_norm(y, norm.weight, norm.bias, eps=self.resample_eps, out=y, impl=impl)
+            self.ops.layer_norm(y, norm.weight, norm.bias, eps=self.resample_eps, out=y, impl=impl)
         return y
 
     def _accumulate(
@@ -263,7 +294,9 @@ class Forward:
 
     def _add_normed(self, x: torch.Tensor, branch: torch.Tensor, norm: Norm, impl: Impl) -> None:
         """``x += layer_norm(branch)`` in place."""
-        ops.layer_norm(branch, norm.weight, norm.bias, eps=self.eps, residual=x, out=x, impl=impl)
+        self.ops.layer_norm(
+            branch, norm.weight, norm.bias, eps=self.eps, residual=x, out=x, impl=impl
+        )
 
 
 def _impl(implementation: str) -> Impl:

@@ -4,16 +4,19 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
 
     qkv    "fused"    LayerNorm inside the GEMM (x-stationary): small C, or small C and M
            "library"  our LayerNorm, then the library's GEMM
+           "tiled"    our LayerNorm, then our GEMM: where a tuning table says so
     attn   "triton"   shift, partition, bias, mask, softmax in one kernel
     proj   "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
                       carried as an offset that the next reader adds (forward.py)
     mlp    "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M
            "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: C <= 192, small M
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
+           "unfused"  the same with fc1 by the library and GELU apart: where a table says so
     merge  "triton"   2x2 gather (+ LayerNorm) kernel, then the library's GEMM
 
 Without Triton every layer takes "reference": plain PyTorch. The thresholds are measurements on an
-H100 (docs/performance.md).
+H100 (docs/performance.md); a tuning table of the card, where there is one, decides instead of them
+and brings the kernels' tiles.
 """
 
 from __future__ import annotations
@@ -24,6 +27,13 @@ import torch
 
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
 from fastswin.engine.precision import Precision
+from fastswin.engine.tuned import (
+    attention_kernel,
+    stage_kernels,
+    stage_layers,
+    tuned_form,
+    tuned_launches,
+)
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
 from fastswin.ops.linear.config import layer_norm_linear_blocker
@@ -32,6 +42,8 @@ from fastswin.ops.mlp.config import mlp_blocker
 from fastswin.ops.patch_embed.api import patch_embed_blocker
 from fastswin.ops.patch_merging.api import MAX_CHANNELS as MERGE_MAX_CHANNELS
 from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
+from fastswin.tuning.problem import LaunchConfig
+from fastswin.tuning.table import TuningTable
 
 Pair = tuple[int, int]
 
@@ -47,7 +59,10 @@ FUSED_MLP_MIN_TOKENS = 4096
 
 @dataclasses.dataclass(frozen=True)
 class StagePlan:
-    """One stage: geometry, chosen implementations, and why a faster one does not apply."""
+    """One stage: geometry, chosen implementations, and why a faster one does not apply.
+
+    ``launch`` holds tuned tiles by layer; what it lacks takes its operator's heuristic.
+    """
 
     stage: int
     map_size: Pair
@@ -62,6 +77,7 @@ class StagePlan:
     mlp: str
     merge: str | None
     reasons: dict[str, str]
+    launch: dict[str, LaunchConfig] = dataclasses.field(default_factory=dict)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,11 +98,13 @@ def make_plan(
     device: torch.device,
     precision: Precision,
     impl: Impl = "auto",
+    table: TuningTable | None = None,
 ) -> ModelPlan:
     """Choose implementations.
 
     Args:
         impl: "reference" takes plain PyTorch everywhere; "triton" raises where no kernel can run.
+        table: measured choices of this card; None takes the heuristics.
 
     Raises:
         ValueError: a stage's map is smaller than its window (the message names the stage).
@@ -96,7 +114,7 @@ def make_plan(
     if choose_impl(impl, "Engine", [blocked]) == "reference":
         blocked = blocked or f"impl={impl!r}"
     stages = tuple(
-        _plan_stage(config, stage, batch, image_size, precision, blocked)
+        _plan_stage(config, stage, batch, image_size, precision, blocked, table)
         for stage in range(config.num_stages)
     )
     elements = config.in_channels * config.patch_size**2
@@ -118,19 +136,22 @@ def _plan_stage(
     image_size: Pair,
     precision: Precision,
     blocked: str | None,
+    table: TuningTable | None,
 ) -> StagePlan:
     map_size = config.map_size(stage, image_size)
     window = config.stage_window(stage)
     shift = runtime_shift(map_size, window, config.window_convention, stage=stage)
     C = config.dim(stage)
     last = stage == config.num_stages - 1
+    launch: dict[str, LaunchConfig] = {}
     if blocked:
         choice = {"qkv": "reference", "attention": "reference", "proj": "reference"}
         choice |= {"mlp": "reference", "merge": "reference"}
         reasons = {"all": blocked}
     else:
         M = max(batch, 1) * map_size[0] * map_size[1]
-        choice, reasons = _choose(config, stage, C, M, precision)
+        choice, reasons = _choose(config, stage, C, M, precision, table)
+        launch = _tuned_launch(config, stage, max(batch, 1), image_size, precision, choice, table)
     return StagePlan(
         stage=stage,
         map_size=map_size,
@@ -145,11 +166,41 @@ def _plan_stage(
         mlp=choice["mlp"],
         merge=None if last else choice["merge"],
         reasons=reasons,
+        launch=launch,
     )
 
 
+def _tuned_launch(
+    config: SwinConfig,
+    stage: int,
+    batch: int,
+    image_size: Pair,
+    precision: Precision,
+    choice: dict[str, str],
+    table: TuningTable | None,
+) -> dict[str, LaunchConfig]:
+    H, W = config.map_size(stage, image_size)
+    C, hidden, post_norm = config.dim(stage), config.hidden_dim(stage), config.version == 2
+    kernels = {}
+    if precision.half:
+        kernels = stage_kernels(
+            precision.name, batch * H * W, C, hidden, post_norm, choice["qkv"], choice["mlp"]
+        )
+    if choice["attention"] == "triton":
+        kernels["attention"] = attention_kernel(
+            precision.name, batch, (H, W), config.stage_window(stage), config.num_heads[stage],
+            config.head_dim(stage), post_norm,
+        )  # fmt: skip
+    return tuned_launches(table, kernels)
+
+
 def _choose(
-    config: SwinConfig, stage: int, C: int, M: int, precision: Precision
+    config: SwinConfig,
+    stage: int,
+    C: int,
+    M: int,
+    precision: Precision,
+    table: TuningTable | None,
 ) -> tuple[dict[str, str], dict[str, str]]:
     choice = {"attention": "triton", "merge": "triton"}
     reasons: dict[str, str] = {}
@@ -166,6 +217,10 @@ def _choose(
     post_norm = config.version == 2
     _choose_qkv(choice, reasons, C, M, post_norm)
     _choose_mlp(choice, reasons, C, M, config.hidden_dim(stage), post_norm)
+    layers = stage_layers(precision.name, M, C, config.hidden_dim(stage), post_norm)
+    for name, layer in layers.items():
+        if found := tuned_form(table, layer, tuple(layer.forms())):
+            choice[name], reasons[name] = found
     return choice, reasons
 
 

@@ -5,6 +5,7 @@
     tf32   fp32     TF32 tensor cores, fp32 accumulation
     fp16   fp16     fp16 operands, fp32 accumulation
     bf16   bf16     bf16 operands, fp32 accumulation
+    int8   fp32     int8 operands, int32 accumulation; on CPUs, from a calibrated model
 
 LayerNorm, softmax, GELU and every sum are fp32 in all of them.
 """
@@ -43,6 +44,9 @@ PRECISIONS = {
     )
 }
 
+#: Needs a calibration, so it is none of those that any model can be run in.
+INT8 = Precision("int8", torch.float32)
+
 
 def find_precision(name: str, device: torch.device) -> Precision:
     """The precision of a name on a device.
@@ -50,8 +54,13 @@ def find_precision(name: str, device: torch.device) -> Precision:
     Raises:
         ValueError: no such precision, or the device cannot run it; the message says which can.
     """
+    if name == "int8":
+        if device.type != "cpu":
+            raise ValueError("precision 'int8' runs on CPUs so far; use 'fp16' on a GPU")
+        return INT8
     if name not in PRECISIONS:
-        raise ValueError(f"precision must be one of {sorted(PRECISIONS)}, got {name!r}")
+        legal = sorted([*PRECISIONS, INT8.name])
+        raise ValueError(f"precision must be one of {legal}, got {name!r}")
     if device.type == "cuda" and name in ("tf32", "bf16"):
         major, minor = torch.cuda.get_device_capability(device)
         if major < 8:

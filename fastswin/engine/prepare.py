@@ -168,12 +168,12 @@ class _Builder:
         bias: torch.Tensor | None,
         fold: torch.nn.LayerNorm | None = None,
     ) -> Affine:
-        """A linear layer, with a preceding LayerNorm's affine folded in (in fp64)."""
+        """A linear layer, with a preceding LayerNorm's affine folded in (fp64, on the device)."""
         if fold is not None:
-            wide = weight.double()
-            shift = wide @ fold.bias.double()
-            bias = shift if bias is None else bias.double() + shift
-            weight = wide * fold.weight.double()
+            wide = weight.to(self.device).double()
+            shift = wide @ fold.bias.to(self.device).double()
+            bias = shift if bias is None else bias.to(self.device).double() + shift
+            weight = wide * fold.weight.to(self.device).double()
         return Affine(
             self.tensor(weight, self.dtype),
             None if bias is None else self.tensor(bias, torch.float32),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 
+from fastswin.engine.backends import Choice
 from fastswin.engine.plan import ModelPlan
 
 
@@ -17,6 +18,9 @@ class EngineReport:
         device, precision: where and how it runs.
         weights_mib: packed weights in MiB.
         plan: the plan itself.
+        tuning: which tuning table is in use, or why none.
+        backend: which runtime runs the model, and why; the plan is that of "torch".
+        programs: what that runtime has compiled, as (kind, images, image size).
         graphs: captured CUDA graphs as (kind, batch, image shape), oldest first.
     """
 
@@ -26,6 +30,9 @@ class EngineReport:
     weights_mib: float
     plan: ModelPlan
     graphs: tuple
+    tuning: str = "off"
+    backend: Choice | None = None
+    programs: tuple = ()
 
     def to_dict(self) -> dict:
         """Plain values for JSON."""
@@ -33,10 +40,13 @@ class EngineReport:
 
     def __str__(self) -> str:
         plan = self.plan
+        if self.backend is not None and self.backend.backend != "torch":
+            return "\n".join(self._runtime_lines(self.backend))
         lines = [
             f"{self.source} on {self.device}, {self.precision}, weights {self.weights_mib:.1f} MiB",
             f"batch {plan.batch}, image {plan.image_size[0]}x{plan.image_size[1]}, "
             f"{len(self.graphs)} CUDA graphs captured",
+            f"  tuning: {self.tuning}",
             f"  patch embed: {plan.embed}; pool: {plan.pool}",
         ]
         for s in plan.stages:
@@ -48,4 +58,16 @@ class EngineReport:
                 + (f", merge {s.merge}" if s.merge else "")
             )
             lines.extend(f"    {layer}: {why}" for layer, why in s.reasons.items())
+            lines.extend(f"    {layer} tiles: {config}" for layer, config in s.launch.items())
+        if self.backend is not None and self.device == "cpu":
+            lines.append(f"  backend torch: {self.backend.reason}")
         return "\n".join(lines)
+
+    def _runtime_lines(self, choice: Choice) -> list[str]:
+        lines = [
+            f"{self.source} on {self.device}, {self.precision}, weights {self.weights_mib:.1f} MiB",
+            f"  backend {choice.backend}, products in {choice.compute}: {choice.reason}",
+        ]
+        for kind, images, (height, width) in self.programs:
+            lines.append(f"  compiled: {kind} of {images} images of {height}x{width}")
+        return lines

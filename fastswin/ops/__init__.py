@@ -1,5 +1,6 @@
 """Fused operators, usable alone in anybody's model; nothing here knows about models."""
 
+from fastswin.ops.feed_forward import feed_forward
 from fastswin.ops.layer_norm import layer_norm
 from fastswin.ops.linear import linear
 from fastswin.ops.masked_softmax import (
@@ -13,18 +14,23 @@ from fastswin.ops.mlp import mlp
 from fastswin.ops.patch_embed import patch_embed
 from fastswin.ops.patch_merging import gather_neighbours
 from fastswin.ops.pool import norm_pool
+from fastswin.ops.residual_norm import add_layer_norm, layer_norm_add, residual_add
 from fastswin.ops.window_attention import window_attention, window_attention_partitioned
 
 __all__ = [
+    "add_layer_norm",
+    "feed_forward",
     "gather_neighbours",
     "grouped_tril_softmax",
     "layer_norm",
+    "layer_norm_add",
     "linear",
     "masked_softmax",
     "masked_softmax_",
     "mlp",
     "norm_pool",
     "patch_embed",
+    "residual_add",
     "scaled_masked_softmax",
     "window_attention",
     "window_attention_partitioned",

@@ -37,11 +37,12 @@ _TRITON_TYPES = {
 
 @dataclasses.dataclass(frozen=True)
 class Launch:
-    """One kernel call: function, arguments in order, options such as num_warps."""
+    """One kernel call: function, arguments in order, options such as num_warps, and its grid."""
 
     kernel: Any
     arguments: dict[str, Any]
     options: dict[str, Any]
+    grid: tuple[int, ...] = ()
 
     @property
     def name(self) -> str:
@@ -72,7 +73,7 @@ def record_launches() -> Iterator[list[Launch]]:
         for option in ("num_warps", "num_stages", "maxnreg"):
             if option in kwargs:
                 options[option] = kwargs.pop(option)
-        launches.append(Launch(self, arguments | kwargs, options))
+        launches.append(Launch(self, arguments | kwargs, options, tuple(grid)))
 
     with mock.patch.object(JITFunction, "run", run):
         yield launches
@@ -87,7 +88,7 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
     signature, constants, attributes = _describe(launch)
     source = ASTSource(launch.kernel, signature, constants, attributes)
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
-    registers, spills = _assembler_report(built.asm["ptx"], capability)
+    registers, spills = assembler_report(built.asm["ptx"], capability)
     return Compiled(launch.name, capability, built.metadata.shared, spills, registers)
 
 
@@ -119,7 +120,7 @@ def _describe(launch: Launch) -> tuple[dict, dict, dict]:
     return signature, constants, attributes
 
 
-def _assembler_report(ptx: str, capability: int) -> tuple[int, int]:
+def assembler_report(ptx: str, capability: int) -> tuple[int, int]:
     """Registers and spilled bytes, from ``ptxas -v``."""
     import triton.backends.nvidia as nvidia
 

@@ -1,11 +1,14 @@
 """A tiny model, fixed ceilings and a stand-in engine: the harness is tested, not the kernels."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
 from fastswin.bench import suites
 from fastswin.bench.problems import Problem
 from fastswin.bench.roofline import Ceilings
+from fastswin.engine.backends import Choice
 from fastswin.models import SwinConfig
 
 TINY = SwinConfig(
@@ -19,12 +22,15 @@ TINY = SwinConfig(
 
 
 class StandInEngine:
-    """Has the engine's constructor and call, and runs the source as it is."""
+    """Has the engine's constructor, call and report, and runs the source as it is."""
 
-    def __init__(self, source, precision="fp16", device=None):
+    def __init__(self, source, precision="fp16", device=None, backend="auto", calibration=None):
         self.model = source
         self.dtype = {"fp32": torch.float32, "fp16": torch.float16}[precision]
         self.device = torch.device(device)
+
+    def report(self):
+        return SimpleNamespace(backend=Choice("torch", "fp32", "a stand-in"))
 
     def __call__(self, images):
         with torch.inference_mode():
@@ -55,7 +61,8 @@ def engine(monkeypatch):
 @pytest.fixture
 def run_suite(monkeypatch, tmp_path, engine):
     """``run_model_suite`` on the CPU with fixed ceilings, writing below ``tmp_path``."""
-    ceilings = Ceilings(0.01, {"fp32": 0.02, "tf32": 0.02, "fp16": 0.02, "bf16": 0.02})
+    dtypes = ("fp32", "tf32", "fp16", "bf16", "int8")
+    ceilings = Ceilings(0.01, dict.fromkeys(dtypes, 0.02))
     monkeypatch.setattr(suites, "measure_ceilings", lambda device, dtypes: ceilings)
 
     def run(problems, variants=("fastswin", "eager"), device="cpu", **options):

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from fastswin.bench import suites
-from fastswin.bench.contenders import VARIANTS
+from fastswin.bench.contenders import DEFAULT_VARIANTS
 from fastswin.bench.memory import held_mib, peak_mib
 from fastswin.bench.precision import tf32_state
 from fastswin.bench.timing import Candidate, CudaClock, measure
@@ -48,9 +48,9 @@ def test_memory_of_a_graph_is_counted():
 def test_all_contenders_are_right(tiny_problem, tmp_path, dtype):
     before = tf32_state()
     problem = dataclasses.replace(tiny_problem, dtype=dtype)
-    result = suites.run_model_suite([problem], tuple(VARIANTS), "cuda", tmp_path, 0.05)
+    result = suites.run_model_suite([problem], DEFAULT_VARIANTS, "cuda", tmp_path, 0.05)
     assert result.problems_found == []
-    assert {r["variant"] for r in result.document["records"]} == set(VARIANTS)
+    assert {r["variant"] for r in result.document["records"]} == set(DEFAULT_VARIANTS)
     graphs = {r["variant"] for r in result.document["records"] if r["graph"]}
     assert graphs >= {"fastswin", "eager-graph", "compile-reduce-overhead"}
     peaks = {r["variant"]: r["peak_mib"] for r in result.document["records"]}

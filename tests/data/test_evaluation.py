@@ -4,8 +4,16 @@ import pytest
 import torch
 
 from fastswin.data.preprocess import Preprocess
-from fastswin.evaluation import ReferenceModel, Score, evaluate, evaluate_precisions, failed_gates
+from fastswin.evaluation import (
+    ReferenceModel,
+    Score,
+    evaluate,
+    evaluate_precisions,
+    failed_gates,
+    merge_scores,
+)
 from fastswin.models import SwinConfig, SwinTransformer
+from fastswin.quant import QuantizationError, calibrate
 
 CONFIG = SwinConfig(
     image_size=16, patch_size=2, window_size=4, embed_dim=16, depths=(2,), num_heads=(2,),
@@ -146,3 +154,34 @@ def test_unknown_precision_is_refused_before_any_image_is_read():
 
     with pytest.raises(ValueError, match="precision must be one of"):
         evaluate_precisions(SwinTransformer(CONFIG), ["fp8x"], unread(), device="cpu")
+
+
+def test_quantised_precisions_owe_less_and_may_gain():
+    reference = Score(images=1000, correct_top1=900, agreeing=1000)
+    for correct, lines in ((950, 0), (897, 0), (896, 1)):
+        scores = {"reference": reference, "int8": Score(images=1000, correct_top1=correct)}
+        assert len(failed_gates(scores, quantized={"int8"})) == lines
+    assert len(failed_gates(scores, quantized={"int8"}, quantized_points=0.4)) == 0
+
+
+def test_shares_of_several_processes_add_up():
+    parts = [
+        {"fp32": Score(4, 2, 3, 4, 0.5, 1, seconds=2.0)},
+        {"fp32": Score(3, 1, 3, 2, 0.7, 0, seconds=1.0)},
+    ]
+    assert merge_scores(parts) == {"fp32": Score(7, 3, 6, 6, 0.7, 1, seconds=2.0)}
+
+
+def test_a_calibrated_precision_beside_an_engine():
+    torch.manual_seed(0)
+    model = SwinTransformer(CONFIG).eval()
+    with torch.no_grad():
+        model.head.weight.mul_(50)
+    images = torch.randn(6, 3, 16, 16)
+    batches = [(images, torch.arange(6))]
+    found = {"int8": calibrate(model, images)}
+    scores = evaluate_precisions(model, ["int8", "fp32"], batches, device="cpu", calibrations=found)
+    assert list(scores) == ["reference", "int8", "fp32"]
+    assert 1e-4 < scores["int8"].max_abs_diff < 0.5
+    with pytest.raises(QuantizationError, match="'fp8' needs ranges, and this model has int8"):
+        evaluate_precisions(model, ["fp8"], batches, device="cpu", calibrations=found)

@@ -29,7 +29,8 @@ def images_like(model: SwinTransformer, batch: int = 2, size: tuple[int, int] | 
 
 
 def cpu_engine(source, precision: str = "fp32", **arguments) -> Engine:
-    return Engine(source, precision, device="cpu", **arguments)
+    """On PyTorch unless another backend is named: the runtimes have tests of their own."""
+    return Engine(source, precision, device="cpu", **{"backend": "torch", **arguments})
 
 
 def largest_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:

@@ -327,7 +327,7 @@ def test_explicit_triton_says_why_not(name, randn):
 
 
 GRADIENTS = {
-    "layer_norm": lambda x, r, **k: ops.layer_norm(x, **k),
+    "layer-norm-offset": lambda x, r, **k: ops.layer_norm(x, offset=r(32), **k),
     "linear": lambda x, r, **k: ops.linear(x, r(16, 32), **k),
     "layer-norm-linear": lambda x, r, **k: ops.linear(x, r(16, 32), layer_norm_eps=1e-5, **k),
     "mlp": lambda x, r, **k: ops.mlp(x, r(128, 32), r(128), r(32, 128), r(32), **k),

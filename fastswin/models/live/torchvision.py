@@ -79,8 +79,9 @@ def config_of(module: Any) -> SwinConfig:
 
 def _suffix(module: nn.Module, base: str) -> str:
     """ "" or "V2": which of torchvision's two classes of a kind a layer is."""
+    kind = getattr(type(module), "_fastswin_original", type(module))  # an accelerated block's own
     for suffix in ("", "V2"):
-        if f"{type(module).__module__}.{type(module).__name__}" == _MODULE + base + suffix:
+        if f"{kind.__module__}.{kind.__name__}" == _MODULE + base + suffix:
             return suffix
     raise ValueError(
         f"unsupported {base}={type(module).__name__}; legal: torchvision's {base} and {base}V2"

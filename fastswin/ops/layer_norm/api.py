@@ -1,10 +1,11 @@
-"""Public LayerNorm: validation and dispatch."""
+"""Public LayerNorm: validation and dispatch; with a gradient, to residual_norm's forms."""
 
 from __future__ import annotations
 
 import torch
 
 from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
+from fastswin.ops.residual_norm import add_layer_norm, layer_norm_add
 
 #: One program holds a whole row.
 MAX_CHANNELS = 8192
@@ -46,6 +47,11 @@ def layer_norm(
     for name, like in (("residual", residual), ("out", out)):
         if like is not None and like.shape != x.shape:
             raise ValueError(f"{name} must be {tuple(x.shape)} like x, got {tuple(like.shape)}")
+    gradient = why_no_gradient(x, weight, bias, offset, residual) is not None
+    if gradient and offset is None and out is None and x.ndim > 1:  # these forms have a backward
+        if residual is None:
+            return add_layer_norm(x, weight, bias, eps=eps, impl=impl)[1]
+        return layer_norm_add(residual, x, weight, bias, eps=eps, stream_dtype=x.dtype, impl=impl)
     chosen = choose_impl(
         impl,
         "layer_norm",

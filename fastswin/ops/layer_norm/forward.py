@@ -14,10 +14,7 @@ import triton.language as tl
 
 from fastswin._triton.device import on_device
 from fastswin._triton.math import normalize_rows
-from fastswin._triton.tiles import cdiv, next_power_of_2, split_columns
-
-#: Elements of one tile: 8 KB of fp32 registers over 4 warps keeps several loads in flight.
-TILE_ELEMENTS = 2048
+from fastswin.ops.layer_norm.config import NUM_WARPS, num_programs, row_tiles
 
 
 @triton.jit
@@ -93,17 +90,17 @@ def layer_norm_fwd(
     if x.numel() == 0:
         return out
     M = x.numel() // C
-    CA, CB = split_columns(C) or (next_power_of_2(C), 0)
-    block_m = max(1, min(16, TILE_ELEMENTS // next_power_of_2(C)))
+    tiles = row_tiles(C)
     with on_device(x.device):
-        _layer_norm_fwd_kernel[(cdiv(M, block_m),)](
+        _layer_norm_fwd_kernel[(num_programs(M, tiles),)](
             x,
             x if weight is None else weight,
             x if bias is None else bias,
             x if offset is None else offset,
             x if residual is None else residual.contiguous(),
-            out, M, eps, C=C, CA=CA, CB=CB, BLOCK_M=block_m,
+            out, M, eps, C=C, **tiles._asdict(),
             HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-            HAS_OFFSET=offset is not None, HAS_RESIDUAL=residual is not None, num_warps=4,
+            HAS_OFFSET=offset is not None, HAS_RESIDUAL=residual is not None,
+            num_warps=NUM_WARPS,
         )  # fmt: skip
     return out

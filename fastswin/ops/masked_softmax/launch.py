@@ -184,11 +184,11 @@ def _cut(
     if not config.paired:
         plan = plan.fill_blocks(config.block_rows)
     blocks = -(-plan.rows // config.block_rows)
-    steps = config.steps
-    if steps == 0:
-        wanted = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
-        runs = min(plan.loop, max(1, -(-wanted // blocks)))
-        steps = -(-plan.loop // runs)
+    wanted = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
+    runs = min(plan.loop, max(1, -(-wanted // blocks)))
+    steps = -(-plan.loop // runs)
+    if config.steps:
+        steps = min(steps, config.steps)
     return plan, blocks, steps, -(-plan.loop // steps)
 
 
@@ -269,7 +269,7 @@ def _forward_layout(
         return None
     no_pairs = why_not_paired(folded, {"x": x, "out": out}, keys, causal or lens)
     if chosen and no_pairs is None:
-        config = paired_config(keys)
+        config = paired_config(keys, "forward")
     if config.paired and no_pairs is not None:
         raise ValueError(f"config.paired does not apply: {no_pairs}")
     plan, blocks, steps, runs = _cut(folded, config, multiprocessors)
@@ -385,7 +385,7 @@ def _backward_layout(
     packed = Operand(shape, contiguous_strides(shape), y.itemsize, aligned=True)
     no_pairs = why_not_paired(folded, {"y": y, "g": grad, "dx": packed}, keys, causal or lens)
     if chosen and no_pairs is None:
-        config = paired_config(keys)
+        config = paired_config(keys, "backward")
     if config.paired and no_pairs is not None:
         raise ValueError(f"config.paired does not apply: {no_pairs}")
     plan, blocks, steps, runs = _cut(folded, config, multiprocessors)

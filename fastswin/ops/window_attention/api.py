@@ -11,10 +11,11 @@ from typing import Literal, get_args
 
 import torch
 
-from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
-from fastswin.ops.window_attention import register
+from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin.ops.window_attention import training
+from fastswin.ops.window_attention.backward_config import takes_whole_windows
+from fastswin.ops.window_attention.dropout import make_seed
 from fastswin.ops.window_attention.geometry import expand_bias_table
-from fastswin.ops.window_attention.packing import pack_bias, pack_head_scale, pack_mask
 from fastswin.ops.window_attention.reference import (
     window_attention_partitioned_ref,
     window_attention_ref,
@@ -80,20 +81,20 @@ def window_attention(
     )
     bias = _dense_bias(bias, bias_table, num_heads, window_size, qkv)
     scale = head_dim**-0.5 if scale is None else float(scale)
-    tensors = [qkv, bias, logit_scale, qkv_bias]
-    chosen = choose_impl(impl, "window_attention", _blockers(qkv, tensors, head_dim, dropout_p))
+    chosen = choose_impl(impl, "window_attention", _blockers(qkv, head_dim, None))
+    seed = make_seed(dropout_seed, qkv.device) if dropout_p > 0 else None
     if chosen == "reference":
-        generator = _generator(dropout_seed, qkv.device)
         return window_attention_ref(
             qkv, bias, num_heads, window_size, shift_size, scale, logit_scale, qkv_bias,
-            dropout_p, generator,
+            dropout_p, seed,
         )  # fmt: skip
-    packed = pack_bias(bias, num_heads, window_size, shift_size, qkv.device)
-    head_scale = pack_head_scale(logit_scale)
-    return register.window_attention_fwd(
-        qkv.contiguous(), packed, head_scale, qkv_bias, scale, num_heads, window_size, shift_size,
-        input_precision == "tf32",
+    differentiated = _needs_gradient(qkv, bias, logit_scale, qkv_bias)
+    out, _ = training.window_attention(
+        qkv.contiguous(), bias, logit_scale, qkv_bias, seed, scale, num_heads, window_size,
+        shift_size, input_precision == "tf32", dropout_p,
+        differentiated and not takes_whole_windows(tokens, head_dim, qkv.element_size()),
     )  # fmt: skip
+    return out
 
 
 def window_attention_partitioned(
@@ -141,36 +142,34 @@ def window_attention_partitioned(
     _check_mask(mask, windows, tokens, q)
     _check_devices(q, k=k, v=v, bias=bias, mask=mask, logit_scale=logit_scale)
     scale = head_dim**-0.5 if scale is None else float(scale)
-    tensors = [q, k, v, bias, mask, logit_scale]
-    blockers = _blockers(q, tensors, head_dim, dropout_p)
+    blockers = _blockers(q, head_dim, mask)
     chosen = choose_impl(impl, "window_attention_partitioned", blockers)
+    seed = make_seed(dropout_seed, q.device) if dropout_p > 0 else None
     if chosen == "reference":
-        generator = _generator(dropout_seed, q.device)
         return window_attention_partitioned_ref(
-            q, k, v, bias, mask, scale, logit_scale, dropout_p, generator
+            q, k, v, bias, mask, scale, logit_scale, dropout_p, seed
         )
-    packed = pack_bias(bias, heads, (1, tokens), (0, 0), q.device)
-    return register.window_attention_partitioned_fwd(
-        q, k, v, packed, pack_mask(mask), pack_head_scale(logit_scale), scale,
-        input_precision == "tf32",
+    differentiated = _needs_gradient(q, k, v, bias, logit_scale)
+    out, _ = training.window_attention_partitioned(
+        q, k, v, bias, mask, logit_scale, seed, scale, input_precision == "tf32", dropout_p,
+        differentiated and not takes_whole_windows(tokens, head_dim, q.element_size()),
     )  # fmt: skip
+    return out
 
 
-def _blockers(
-    x: torch.Tensor, tensors: list[torch.Tensor | None], head_dim: int, dropout_p: float
-) -> list[str | None]:
+def _blockers(x: torch.Tensor, head_dim: int, mask: torch.Tensor | None) -> list[str | None]:
     """Reasons against the Triton path for valid arguments."""
     low, high = KERNEL_HEAD_DIMS
+    differentiated = mask is not None and _needs_gradient(mask)
     return [
         why_not_triton(x.device, x.dtype),
-        why_no_gradient(*tensors),
-        "dropout_p > 0 is not in the kernel" if dropout_p > 0 else None,
+        "the kernel has no gradient of mask" if differentiated else None,
         None if low <= head_dim <= high else f"head_dim {head_dim} is not in [{low}, {high}]",
     ]
 
 
-def _generator(seed: int | None, device: torch.device) -> torch.Generator | None:
-    return None if seed is None else torch.Generator(device).manual_seed(seed)
+def _needs_gradient(*tensors: torch.Tensor | None) -> bool:
+    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
 def _dense_bias(

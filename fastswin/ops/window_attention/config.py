@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from fastswin._triton.tiles import next_power_of_2
+from fastswin._triton.tiles import cdiv, next_power_of_2
 
 #: Longest padded row of scores that one program keeps whole: 64 x 256 fp32 in registers.
 MAX_WHOLE_ROW = 256
@@ -114,3 +114,19 @@ def default_config(
         return WindowAttentionConfig(block_q, (), 1, num_warps=4, num_stages=2)
     stages = 3 if heads > 1 and itemsize == 2 and tokens <= 64 else 2
     return WindowAttentionConfig(block_q, tiles, heads, num_stages=stages)
+
+
+def num_programs(windows: int, tokens: int, num_heads: int, config: WindowAttentionConfig) -> int:
+    """Programs of a launch, all in grid axis 0; ``windows`` may be a symbolic expression."""
+    if config.key_tiles:
+        return windows * (num_heads // config.heads_per_program)
+    return windows * (num_heads * cdiv(tokens, config.block_q))
+
+
+def tile_constants(config: WindowAttentionConfig) -> dict[str, int]:
+    """Compile-time constants that a config decides, by parameter name of its kernel."""
+    constants = {"BLOCK_Q": config.block_q, "NUM_STAGES": config.num_stages}
+    if not config.key_tiles:
+        return constants | {"BLOCK_K": ONLINE_BLOCK_K}
+    first, second = (*config.key_tiles, 0)[:2]
+    return constants | {"K1": first, "K2": second, "HEADS": config.heads_per_program}

@@ -20,6 +20,8 @@ from __future__ import annotations
 
 import torch
 
+from fastswin._triton.tiles import cdiv
+
 Pair = tuple[int, int]
 
 #: Additive mask between tokens of different regions, as every reference implementation has it.
@@ -27,8 +29,8 @@ SHIFT_MASK_FILL = -100.0
 
 
 def num_windows(map_size: Pair, window_size: Pair) -> Pair:
-    """Windows ``(nWh, nWw)`` that cover a map, the last ones padded."""
-    return -(-map_size[0] // window_size[0]), -(-map_size[1] // window_size[1])
+    """Windows ``(nWh, nWw)`` that cover a map, the last ones padded; the map may be symbolic."""
+    return cdiv(map_size[0], window_size[0]), cdiv(map_size[1], window_size[1])
 
 
 def relative_position_index(window_size: Pair, device: torch.device | str = "cpu") -> torch.Tensor:
@@ -41,11 +43,18 @@ def relative_position_index(window_size: Pair, device: torch.device | str = "cpu
 
 
 def expand_bias_table(bias_table: torch.Tensor, window_size: Pair) -> torch.Tensor:
-    """``[(2 Wh - 1) * (2 Ww - 1), nH]`` table to the dense ``[nH, N, N]`` bias."""
-    tokens = window_size[0] * window_size[1]
-    index = relative_position_index(window_size, bias_table.device)
-    dense = bias_table[index.flatten()].view(tokens, tokens, bias_table.shape[1])
-    return dense.permute(2, 0, 1)
+    """``[(2 Wh - 1) * (2 Ww - 1), nH]`` table to the dense ``[nH, N, N]`` bias.
+
+    Row ``(qy - ky + Wh - 1, qx - kx + Ww - 1)`` for query (qy, qx) and key (ky, kx): two sliding
+    windows over the table, read backwards. Unlike a gather by index, its gradient is a plain sum
+    without atomics, the same bits in every run.
+    """
+    rows, cols = window_size
+    heads = bias_table.shape[1]
+    table = bias_table.view(2 * rows - 1, 2 * cols - 1, heads)
+    slid = table.unfold(0, rows, 1).unfold(1, cols, 1)  # [qy, qx, nH, Wh - 1 - ky, Ww - 1 - kx]
+    dense = slid.permute(2, 0, 1, 3, 4).flip(3, 4)
+    return dense.reshape(heads, rows * cols, rows * cols)
 
 
 def _token_coords(

@@ -15,6 +15,7 @@ import math
 import torch
 import torch.nn.functional as F
 
+from fastswin.ops.window_attention.dropout import dropout_weights
 from fastswin.ops.window_attention.geometry import num_windows, shift_attention_mask
 
 Pair = tuple[int, int]
@@ -53,7 +54,7 @@ def window_attention_partitioned_ref(
     scale: float,
     logit_scale: torch.Tensor | None,
     dropout_p: float = 0.0,
-    generator: torch.Generator | None = None,
+    seed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``q, k, v [B_, nH, N, D]`` to ``[B_, nH, N, D]``; see the public function."""
     dtype = q.dtype
@@ -68,9 +69,8 @@ def window_attention_partitioned_ref(
     if bias is not None:
         scores = scores + bias.to(compute)
     probs = _masked_softmax(scores, mask, compute)
-    if dropout_p > 0.0:
-        keep = torch.rand(probs.shape, generator=generator, device=probs.device) >= dropout_p
-        probs = probs * keep / (1.0 - dropout_p)
+    if dropout_p > 0.0 and seed is not None:
+        probs = probs * dropout_weights(seed, dropout_p, *probs.shape[:3]).to(compute)
     return (probs @ v).to(dtype)
 
 
@@ -103,7 +103,7 @@ def window_attention_ref(
     logit_scale: torch.Tensor | None,
     qkv_bias: torch.Tensor | None,
     dropout_p: float = 0.0,
-    generator: torch.Generator | None = None,
+    seed: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """``qkv [B, H, W, 3C]`` in image order to ``[B, H, W, C]``; see the public function."""
     B, H, W, channels = qkv.shape
@@ -126,9 +126,7 @@ def window_attention_ref(
         windows.reshape(count, tokens, 3, num_heads, head_dim).permute(2, 0, 3, 1, 4).unbind(0)
     )
     mask = shift_attention_mask((H, W), window_size, shift_size, qkv.device) if shifted else None
-    out = window_attention_partitioned_ref(
-        q, k, v, bias, mask, scale, logit_scale, dropout_p, generator
-    )
+    out = window_attention_partitioned_ref(q, k, v, bias, mask, scale, logit_scale, dropout_p, seed)
     out = out.transpose(1, 2).reshape(count, tokens, channels // 3)
     out = unpartition(out, window_size, B, padded)
     if shifted:

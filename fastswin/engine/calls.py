@@ -1,0 +1,231 @@
+"""The calls of a forward pass that reach the device, as data.
+
+    images, bound plan -> Call(0, "qkv", ops.linear, arguments, result, count=2), ...
+
+Two users: compiling kernels before the first image (warmup.py), which only needs the arguments, and
+the profiler (bench/profile.py), which runs every call again. The operators are noted through
+``Forward``'s stand-in, PyTorch's functions through a ``TorchFunctionMode``; views move no data and
+are left out. Blocks repeat the same calls: one of each kind is kept, so that the activations of a
+whole network are never held at once.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections import Counter
+from collections.abc import Callable, Hashable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+from fastswin._triton.tiles import cdiv
+from fastswin.engine import operators
+from fastswin.engine.forward import BoundPlan, Forward
+from fastswin.engine.prepare import PreparedBlock
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call.
+
+    Attributes:
+        stage: index, or None for embedding, pool and head.
+        layer: "qkv", "attention", "proj", "norm", "fc1", "fc2", "mlp", "merge", "embed", "pool",
+            "head", "add" or the function's own name.
+        function: what was called.
+        args, kwargs: with these.
+        result: and what it returned.
+        count: calls of this kind (same layer, function and shapes) in the stage.
+    """
+
+    stage: int | None
+    layer: str
+    function: Callable[..., Any]
+    args: tuple
+    kwargs: dict[str, Any]
+    result: torch.Tensor
+    count: int = 1
+
+    @property
+    def name(self) -> str:
+        """The function's name; ``ops.`` marks an operator of fastswin."""
+        name = self.function.__name__.strip("_")
+        return f"ops.{name}" if self.function in OPERATORS.values() else name
+
+    @property
+    def signature(self) -> Hashable:
+        """Equal for calls that run the same kernels on data of the same shapes."""
+        arguments = [(str(i), value) for i, value in enumerate(self.args)]
+        arguments += sorted(self.kwargs.items())
+        return self.name, tuple((name, _describe(value)) for name, value in arguments)
+
+    def run(self) -> Any:
+        """The call once more, on the same tensors."""
+        return self.function(*self.args, **self.kwargs)
+
+
+OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
+    name: getattr(operators, name) for name in operators.__all__
+}
+
+#: Layer of an operator whose weight does not say it.
+_LAYERS = {
+    "packed_window_attention": "attention",
+    "window_attention_ref": "attention",
+    "layer_norm": "norm",
+    "mlp": "mlp",
+    "gather_neighbours": "merge",
+    "patch_embed": "embed",
+    "norm_pool": "pool",
+    "iadd": "add",
+}
+
+
+def record_calls(
+    forward: Forward, bound: BoundPlan, images: torch.Tensor, *, execute: bool = True
+) -> list[Call]:
+    """Run a forward pass and note its calls, in order of their first appearance.
+
+    Args:
+        forward: the model's.
+        bound: the plan for these images.
+        images: ``[B, channels, h, w]`` on the engine's device, B >= 1.
+        execute: whether operators run; if not, their results are memory of the right shape and no
+            kernel is compiled.
+    """
+    recorder = _Recorder(execute)
+    noted = Forward(forward.config, forward.weights, forward.precision, recorder)
+    with recorder:
+        x = noted.embed(images, bound.plan)
+        for index, stage in enumerate(bound.plan.stages):
+            blocks = forward.weights.stages[index]
+            for block, offsets in zip(blocks, bound.offsets[index], strict=True):
+                recorder.enter(index, _weights_of(block))
+                noted.attention_half(x, block, stage, offsets)
+                noted.mlp_half(x, block, stage, offsets)
+            if stage.merge is not None:
+                recorder.enter(index, {}, default="merge")
+                x = noted.merge(x, index, stage, bound.stage_end[index])
+        recorder.enter(None, {}, default="head")
+        noted.classify(x, bound)
+    return recorder.calls()
+
+
+def _weights_of(block: PreparedBlock) -> dict[int, str]:
+    layers = ("qkv", "proj", "fc1", "fc2")
+    return {getattr(block, name).weight.data_ptr(): name for name in layers}
+
+
+class _Recorder(TorchFunctionMode):
+    """Notes calls; also the stand-in for operators.py."""
+
+    def __init__(self, execute: bool) -> None:
+        super().__init__()
+        self._calls: dict[Hashable, Call] = {}
+        self._counts: Counter[Hashable] = Counter()
+        self._execute = execute
+        self._inside = False
+        self.enter(None, {}, default="embed")
+
+    def calls(self) -> list[Call]:
+        """One of each kind, with how many there were."""
+        return [
+            dataclasses.replace(call, count=self._counts[key]) for key, call in self._calls.items()
+        ]
+
+    def enter(self, stage: int | None, weights: dict[int, str], default: str = "") -> None:
+        """Say where in the model the next calls are."""
+        self._stage, self._weights, self._default = stage, weights, default
+
+    def __getattr__(self, name: str) -> Callable[..., torch.Tensor]:
+        if name not in OPERATORS:
+            raise AttributeError(name)
+        function = OPERATORS[name]
+        return lambda *args, **kwargs: self._operator(function, args, kwargs)
+
+    def __torch_function__(
+        self, func: Callable, types: Any, args: tuple = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        result = func(*args, **kwargs)
+        if not self._inside and _moves_data(func, args, kwargs, result):
+            self._note(func, args, kwargs, result)
+        return result
+
+    def _operator(
+        self, function: Callable[..., torch.Tensor], args: tuple, kwargs: dict[str, Any]
+    ) -> torch.Tensor:
+        self._inside = True
+        try:
+            if self._execute or not launches_kernel(function, kwargs):
+                result = function(*args, **kwargs)
+            elif kwargs.get("out") is not None:
+                result = kwargs["out"]
+            else:
+                result = args[0].new_empty(
+                    _shape_of(function, args), dtype=kwargs.get("dtype") or args[0].dtype
+                )
+        finally:
+            self._inside = False
+        self._note(function, args, kwargs, result)
+        return result
+
+    def _note(
+        self, function: Callable, args: tuple, kwargs: dict[str, Any], result: torch.Tensor
+    ) -> None:
+        name = function.__name__.strip("_")
+        pointers = [a.data_ptr() for a in args if isinstance(a, torch.Tensor)]
+        layer = next((self._weights[p] for p in pointers if p in self._weights), None)
+        if name == "mlp" or layer is None:
+            layer = _LAYERS.get(name) or self._default or name
+        call = Call(self._stage, layer, function, args, kwargs, result)
+        key = call.stage, call.layer, call.signature
+        self._calls.setdefault(key, call)
+        self._counts[key] += 1
+
+
+def _shape_of(function: Callable[..., torch.Tensor], args: tuple) -> tuple[int, ...]:
+    """Shape of an operator's result."""
+    x = args[0]
+    if function is operators.linear:
+        return (*x.shape[:-1], args[1].shape[0])
+    if function is operators.packed_window_attention:
+        return (*x.shape[:3], x.shape[3] // 3)
+    if function is operators.gather_neighbours:
+        B, H, W, C = x.shape
+        return B, cdiv(H, 2), cdiv(W, 2), 4 * C
+    if function is operators.norm_pool:
+        return x.shape[0], x.shape[3]
+    if function is operators.patch_embed:
+        C, _, patch, _ = args[1].shape
+        return x.shape[0], cdiv(x.shape[2], patch), cdiv(x.shape[3], patch), C
+    if function in (operators.layer_norm, operators.mlp):
+        return tuple(x.shape)
+    raise NotImplementedError(f"calls.py does not know the shape of {function.__name__}'s result")
+
+
+def _moves_data(func: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> bool:
+    """Whether a function wrote tensor memory, rather than describe it."""
+    if not isinstance(result, torch.Tensor) or func.__name__.startswith(("empty", "new_empty")):
+        return False
+    sources = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.Tensor)]
+    storages = {a.untyped_storage().data_ptr() for a in sources}
+    if result.untyped_storage().data_ptr() not in storages:
+        return True
+    name = func.__name__
+    in_place = (name.endswith("_") and not name.startswith("__")) or name.startswith("__i")
+    return in_place or kwargs.get("out") is not None
+
+
+def _describe(value: Any) -> Hashable:
+    """What of an argument decides which kernel runs."""
+    if isinstance(value, torch.Tensor):
+        aligned = value.data_ptr() % 16 == 0
+        return tuple(value.shape), value.dtype, value.stride(), aligned
+    return tuple(value) if isinstance(value, list) else value
+
+
+def launches_kernel(function: Callable[..., torch.Tensor], kwargs: dict[str, Any]) -> bool:
+    """Whether an operator's call launches a kernel of fastswin."""
+    return function is operators.packed_window_attention or kwargs.get("impl") == "triton"

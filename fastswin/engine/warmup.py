@@ -1,0 +1,70 @@
+"""Compile a plan's kernels side by side, before the first launch would compile them one by one.
+
+Triton compiles a kernel when it is first launched, 0.3 to 3 s each, about 25 for a Swin. Its
+compiler gives up Python's lock inside LLVM and the assembler is a process of its own (of 17.6 s in
+six compilations the lock was held for 0.8), so threads are enough: the calls of a forward pass are
+noted without being run, and each distinct one is then made once, in whichever thread is free. A
+kernel that is in Triton's cache on disk only has to be loaded.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Hashable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+
+import torch
+
+from fastswin.engine.calls import Call, launches_kernel, record_calls
+from fastswin.engine.forward import BoundPlan, Forward
+
+#: More threads wait for each other's Python parts, a tenth of the work.
+MAX_THREADS = 16
+
+
+def kernel_calls(
+    forward: Forward, bound: BoundPlan, images: torch.Tensor, known: set[Hashable]
+) -> list[Call]:
+    """Distinct calls of a plan that launch kernels and are not ``known`` yet, longest first.
+
+    Args:
+        forward, bound: the model and its plan for these images.
+        images: ``[B, channels, h, w]`` on the engine's device.
+        known: signatures of calls made before; those returned are added.
+    """
+    found: list[Call] = []
+    for call in record_calls(forward, bound, images, execute=False):
+        if launches_kernel(call.function, call.kwargs) and call.signature not in known:
+            known.add(call.signature)
+            found.append(call)
+    # attention and the MLP take longest to compile: started last, they would be waited for
+    slow = ("attention", "mlp")
+    return sorted(found, key=lambda call: call.layer not in slow)
+
+
+def compile_calls(calls: Sequence[Call], device: torch.device, threads: int | None = None) -> None:
+    """Make every call once, in threads; the device is idle afterwards.
+
+    Args:
+        calls: from :func:`kernel_calls`; what they write is scratch memory.
+        device: the GPU.
+        threads: None takes the cores, at most 16.
+
+    Raises:
+        Exception: the first that a call raised, as a launch would have.
+    """
+    if not calls:
+        return
+    count = min(len(calls), threads or min(MAX_THREADS, os.cpu_count() or 1))
+    run_one(calls[0])  # Triton sets up its driver in this thread
+    with ThreadPoolExecutor(count, thread_name_prefix="fastswin-compile") as pool:
+        for _ in pool.map(run_one, calls[1:]):
+            pass
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+def run_one(call: Call) -> None:
+    """One call; grad mode belongs to a thread, not to a process."""
+    with torch.no_grad():
+        call.run()

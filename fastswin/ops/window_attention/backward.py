@@ -1,0 +1,188 @@
+"""Window attention backward: entry points, choice of the form, second stage of the sums.
+
+Windows of up to 64 tokens go through one kernel that saves nothing (backward_whole.py), longer
+ones through tiles that read the forward's output and log-sum-exp (backward_tiles.py). dqkv is
+written in image order by the forward's own index arithmetic. A padded token has no place there:
+its dk and dv go to a scratch list, whose sum is the gradient of ``qkv_bias`` (its dq is 0, as its
+output is cut away).
+
+dbias and dlogit_scale leave the kernels as one partial sum per run of windows; ``torch.sum`` adds
+them in a fixed order, in fp32.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+
+from fastswin.ops.linear.forward import device_capability
+from fastswin.ops.window_attention.backward_config import (
+    BackwardConfig,
+    TiledBackwardConfig,
+    default_backward_config,
+)
+from fastswin.ops.window_attention.backward_problem import BackwardProblem, Needs, Partials
+from fastswin.ops.window_attention.backward_tiles import launch_tiles
+from fastswin.ops.window_attention.backward_whole import launch_whole
+from fastswin.ops.window_attention.forward import (
+    window_attention_fwd,
+    window_attention_partitioned_fwd,
+)
+from fastswin.ops.window_attention.launch import (
+    Dropout,
+    image_shape,
+    output_strides,
+    partitioned_shape,
+    qkv_strides,
+    window_strides,
+)
+
+Pair = tuple[int, int]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sums:
+    """fp32 gradients that are sums over windows, None where not needed.
+
+    Attributes:
+        bias: ``[nH, N, N]``.
+        logit_scale: ``[nH]``, of ``log(temperature)``, before its clamp.
+        pad: ``[3C]``.
+    """
+
+    bias: torch.Tensor | None
+    logit_scale: torch.Tensor | None
+    pad: torch.Tensor | None
+
+
+def window_attention_bwd(
+    grad: torch.Tensor,
+    qkv: torch.Tensor,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    bias: torch.Tensor,
+    head_scale: torch.Tensor | None,
+    qkv_bias: torch.Tensor | None,
+    scale: float,
+    num_heads: int,
+    window_size: Pair,
+    shift_size: Pair,
+    tf32: bool,
+    needs: Needs,
+    dropout: Dropout | None = None,
+    config: BackwardConfig | None = None,
+) -> tuple[torch.Tensor, Sums]:
+    """Gradients of ``qkv [B, H, W, 3C]`` (contiguous) and of what is shared by its windows.
+
+    Args:
+        grad: ``[B, H, W, C]``, any strides.
+        out, lse: the forward's; without them the tiled form runs the forward again.
+        bias, head_scale: packed.
+        needs: q, k and v count as one here.
+
+    Returns:
+        dqkv (uninitialised where not needed), and the sums.
+    """
+    shape = image_shape(qkv, num_heads, window_size, shift_size)
+    C = qkv.shape[3] // 3
+    dqkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
+    if shape.padding_slots and qkv_bias is None:
+        qkv_bias = qkv.new_zeros(3 * C)
+    needs = dataclasses.replace(needs, pad=needs.pad and shape.padding_slots > 0)
+    config = config or _default_config(qkv, shape.tokens, shape.head_dim)
+    if isinstance(config, TiledBackwardConfig) and (out is None or lse is None):
+        lse = _new_lse(qkv, shape.windows, shape.heads, shape.tokens)
+        out = window_attention_fwd(
+            qkv, bias, head_scale, qkv_bias, scale, num_heads, window_size, shift_size, tf32,
+            lse=lse, dropout=dropout,
+        )  # fmt: skip
+    problem = BackwardProblem(
+        shape, qkv, qkv[..., C:], qkv[..., 2 * C :], grad.contiguous(), out, lse, bias, None,
+        head_scale, qkv_bias, scale, tf32, dropout, needs, dqkv, dqkv[..., C:], dqkv[..., 2 * C :],
+        [*qkv_strides(shape), output_strides(shape), qkv_strides(shape)[0]],
+    )  # fmt: skip
+    return dqkv, _finish(problem, _launch(problem, config))
+
+
+def window_attention_partitioned_bwd(
+    grad: torch.Tensor,
+    q: torch.Tensor,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    out: torch.Tensor | None,
+    lse: torch.Tensor | None,
+    bias: torch.Tensor,
+    mask: torch.Tensor | None,
+    head_scale: torch.Tensor | None,
+    scale: float,
+    tf32: bool,
+    needs: Needs,
+    dropout: Dropout | None = None,
+    config: BackwardConfig | None = None,
+) -> tuple[tuple[torch.Tensor, torch.Tensor, torch.Tensor], Sums]:
+    """Gradients of ``q, k, v [B_, nH, N, D]`` (uninitialised where not needed), and the sums."""
+    shape = partitioned_shape(q)
+    dq, dk, dv = (
+        torch.empty_like(q, memory_format=torch.contiguous_format) if needed else q.new_empty(0)
+        for needed in (needs.q, needs.k, needs.v)
+    )
+    q, k, v, grad = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v, grad))
+    config = config or _default_config(q, shape.tokens, shape.head_dim)
+    if isinstance(config, TiledBackwardConfig) and (out is None or lse is None):
+        lse = _new_lse(q, shape.windows, shape.heads, shape.tokens)
+        out = window_attention_partitioned_fwd(
+            q, k, v, bias, mask, head_scale, scale, tf32, lse=lse, dropout=dropout
+        )
+    problem = BackwardProblem(
+        shape, q, k, v, grad, out, lse, bias, mask, head_scale, None, scale, tf32, dropout, needs,
+        dq, dk, dv, [*(window_strides(t) for t in (q, k, v, grad)), output_strides(shape)],
+    )  # fmt: skip
+    return (dq, dk, dv), _finish(problem, _launch(problem, config))
+
+
+def _default_config(q: torch.Tensor, tokens: int, head_dim: int) -> BackwardConfig:
+    return default_backward_config(tokens, head_dim, q.element_size(), device_capability(q.device))
+
+
+def _new_lse(like: torch.Tensor, windows: int, heads: int, tokens: int) -> torch.Tensor:
+    return torch.empty(windows, heads, tokens, dtype=torch.float32, device=like.device)
+
+
+def _launch(problem: BackwardProblem, config: BackwardConfig) -> Partials:
+    if not problem.needs.any:
+        return Partials(None, None, None)
+    if problem.shape.windows * problem.shape.tokens * problem.shape.head_dim == 0:
+        return _empty_partials(problem)
+    if isinstance(config, TiledBackwardConfig):
+        return launch_tiles(problem, config)
+    return launch_whole(problem, config)
+
+
+def _empty_partials(problem: BackwardProblem) -> Partials:
+    """No window: every sum has no terms and is zero."""
+    shape, needs, device = problem.shape, problem.needs, problem.grad.device
+
+    def none(*sizes: int) -> torch.Tensor:
+        return torch.zeros(*sizes, dtype=torch.float32, device=device)
+
+    return Partials(
+        none(0, shape.heads, shape.tokens, shape.tokens) if needs.bias else None,
+        none(0, shape.heads) if needs.logit_scale else None,
+        none(0, 0, 2 * shape.heads * shape.head_dim) if needs.pad else None,
+    )
+
+
+def _finish(problem: BackwardProblem, partials: Partials) -> Sums:
+    """Second stage: add what the programs left."""
+    N = problem.shape.tokens
+    bias = logit_scale = pad = None
+    if partials.bias is not None:
+        bias = partials.bias.sum(0)[:, :N, :N].contiguous()
+    if partials.logit_scale is not None:
+        logit_scale = partials.logit_scale.transpose(0, 1).flatten(1).sum(1)
+    if partials.pad is not None:
+        keys_and_values = partials.pad.sum((0, 1))
+        zeros = keys_and_values.new_zeros(keys_and_values.shape[0] // 2)
+        pad = torch.cat((zeros, keys_and_values))
+    return Sums(bias, logit_scale, pad)

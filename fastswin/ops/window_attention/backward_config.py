@@ -1,0 +1,126 @@
+"""How one backward is cut into programs. Which form it takes depends on the shape alone."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fastswin._triton.tiles import next_power_of_2
+from fastswin.ops.window_attention.config import padded_tokens
+
+#: Longest window whose scores, their gradient and dbias one program keeps in registers.
+MAX_WHOLE_WINDOW = 64
+
+#: Bytes of q, k, v and dO of one window in registers: twice as many spill 400 bytes a thread on
+#: sm_80 and sm_86.
+MAX_WHOLE_BYTES = 16 * 1024
+
+#: Longest window whose dbias the dkv kernel takes along in registers.
+MAX_FUSED_DBIAS = 144
+
+#: Programs of the kernels that walk over windows: two for each of an H100's 132 multiprocessors.
+#: A constant, so that the order of every sum, and with it its bits, is the same on every card.
+WHOLE_PROGRAMS = 264
+TILED_PROGRAMS = 1056
+
+
+@dataclasses.dataclass(frozen=True)
+class WholeBackwardConfig:
+    """Launch options for windows of up to :data:`MAX_WHOLE_WINDOW` tokens.
+
+    Attributes:
+        num_warps: warps per program.
+        num_stages: depth of the load pipeline over windows.
+        programs: programs at most; each has one head and a run of windows.
+    """
+
+    num_warps: int = 4
+    num_stages: int = 3
+    programs: int = WHOLE_PROGRAMS
+
+
+@dataclasses.dataclass(frozen=True)
+class TileConfig:
+    """One kernel of the tiled form.
+
+    Attributes:
+        resident: tokens that a program keeps (dq: queries; dkv: keys; dbias: queries).
+        walked: tokens per step of its walk over the others; dbias keeps these too.
+        tail: tokens of the last step, 0 where ``walked`` covers everything.
+        num_warps, num_stages: as usual.
+    """
+
+    resident: int
+    walked: int
+    tail: int = 0
+    num_warps: int = 4
+    num_stages: int = 2
+
+
+@dataclasses.dataclass(frozen=True)
+class TiledBackwardConfig:
+    """Launch options for longer windows.
+
+    Attributes:
+        dq, dkv: tiles of the two kernels.
+        dbias: tiles of the third; None lets dkv take dbias along.
+        programs: programs at most of the kernels that walk over windows.
+    """
+
+    dq: TileConfig
+    dkv: TileConfig
+    dbias: TileConfig | None
+    programs: int = TILED_PROGRAMS
+
+
+BackwardConfig = WholeBackwardConfig | TiledBackwardConfig
+
+
+def number_of_runs(programs: int, per_run: int, windows: int) -> int:
+    """Runs that the windows are dealt to, ``per_run`` programs each."""
+    return max(1, min(windows, programs // per_run))
+
+
+def exact_tail(tokens: int, walked: int) -> int:
+    """Power of two that covers what full steps of ``walked`` leave, 0 where that saves nothing."""
+    rest = tokens % walked
+    tail = max(16, next_power_of_2(rest)) if rest else 0
+    return 0 if tail >= walked else tail
+
+
+def takes_whole_windows(tokens: int, head_dim: int, itemsize: int) -> bool:
+    """Whether the backward needs nothing but its inputs; else the forward saves row statistics."""
+    block_d = max(16, next_power_of_2(head_dim))
+    if tokens > MAX_WHOLE_WINDOW:
+        return False
+    return 4 * padded_tokens(tokens) * block_d * itemsize <= MAX_WHOLE_BYTES
+
+
+def default_backward_config(
+    tokens: int, head_dim: int, itemsize: int, capability: tuple[int, int] = (9, 0)
+) -> BackwardConfig:
+    """Heuristic from a prototype's measurements on an H100 and from what the compiler reports.
+
+    Args:
+        tokens: tokens per window.
+        head_dim: channels of a head.
+        itemsize: bytes per element of q, k, v.
+        capability: of the GPU that runs it; from 8.0 up it changes no choice.
+    """
+    if capability < (8, 0):  # no tensor-core code there: larger tiles spill kilobytes a thread
+        tile = TileConfig(16, 16, num_warps=4, num_stages=1)
+        return TiledBackwardConfig(tile, tile, tile)
+    if takes_whole_windows(tokens, head_dim, itemsize):
+        return WholeBackwardConfig()
+    return _tiled_config(tokens, head_dim, itemsize)
+
+
+def _tiled_config(tokens: int, head_dim: int, itemsize: int) -> TiledBackwardConfig:
+    if itemsize == 4 or head_dim > 64:
+        tile = TileConfig(32, 32, exact_tail(tokens, 32), num_warps=4, num_stages=1)
+        return TiledBackwardConfig(tile, tile, tile)
+    if tokens <= MAX_FUSED_DBIAS:
+        dq = TileConfig(16, 128, exact_tail(tokens, 128), num_warps=2, num_stages=1)
+        dkv = TileConfig(16, 64, exact_tail(tokens, 64), num_warps=4, num_stages=1)
+        return TiledBackwardConfig(dq, dkv, None)
+    tile = TileConfig(64, 64, exact_tail(tokens, 64), num_warps=4, num_stages=2)
+    return TiledBackwardConfig(tile, tile, dataclasses.replace(tile, tail=0))

@@ -1,0 +1,103 @@
+"""Window attention forward for long windows: keys in tiles with a running maximum.
+
+Same tensors and the same arithmetic as forward.py; one program per (window, head, query tile).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from fastswin.ops.window_attention.tile import (
+    dropout_weights,
+    inverse_norm,
+    load_rows,
+    locate_window,
+    scores,
+    store_rows,
+    token_rows,
+)
+
+
+@triton.jit
+def _window_attention_fwd_online_kernel(
+    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bias_ptr, mask_ptr, head_scale_ptr, pad_ptr, seed_ptr,
+    scale, drop_threshold, keep_factor,
+    H, W, windows_per_col, windows_per_row, num_masks,
+    q_stride_image, q_stride_row, q_stride_head,
+    k_stride_image, k_stride_row, k_stride_head,
+    v_stride_image, v_stride_row, v_stride_head,
+    out_stride_image, out_stride_row, out_stride_head,
+    N: tl.constexpr, NP: tl.constexpr, NH: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    WH: tl.constexpr, WW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PARTITIONED: tl.constexpr, HAS_PAD: tl.constexpr, COSINE: tl.constexpr,
+    HAS_MASK: tl.constexpr, HAS_LSE: tl.constexpr, DROPOUT: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
+):  # fmt: skip
+    """One program per (window, head, query tile)."""
+    pid = tl.program_id(0)
+    query_tiles: tl.constexpr = (N + BLOCK_Q - 1) // BLOCK_Q
+    query = pid % query_tiles * BLOCK_Q + tl.arange(0, BLOCK_Q)
+    head = pid // query_tiles % NH
+    window = pid // (query_tiles * NH)
+    image, window_row, window_col, kind = locate_window(
+        window, windows_per_col, windows_per_row, SH + SW > 0, PARTITIONED
+    )
+    q_ptr += image * q_stride_image + head * q_stride_head
+    k_ptr += image * k_stride_image + head * k_stride_head
+    v_ptr += image * v_stride_image + head * v_stride_head
+    out_ptr += image * out_stride_image + head * out_stride_head
+    bias_ptr += (kind * NH + head) * (NP * NP)
+    if HAS_MASK:
+        mask_ptr += (window % num_masks).to(tl.int64) * (NP * NP)
+    if COSINE:
+        scale = tl.load(head_scale_ptr + head)
+    if DROPOUT:
+        seed = tl.load(seed_ptr)
+
+    row = token_rows(
+        window_row, window_col, query, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE
+    )
+    q = load_rows(q_ptr, pad_ptr + head * D, row, query, q_stride_row, N, D, BLOCK_D, HAS_PAD)
+    q_norm = inverse_norm(q) if COSINE else 1.0
+    running_max = tl.full([BLOCK_Q], -float("inf"), tl.float32)
+    total = tl.zeros([BLOCK_Q], tl.float32)
+    o = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
+    for k_start in tl.range(0, N, BLOCK_K, num_stages=NUM_STAGES):
+        key = k_start + tl.arange(0, BLOCK_K)
+        key_row = token_rows(
+            window_row, window_col, key, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE
+        )
+        k = load_rows(
+            k_ptr, pad_ptr + (NH + head) * D, key_row, key, k_stride_row, N, D, BLOCK_D, HAS_PAD
+        )  # fmt: skip
+        v = load_rows(
+            v_ptr, pad_ptr + (2 * NH + head) * D, key_row, key, v_stride_row,
+            N, D, BLOCK_D, HAS_PAD,
+        )  # fmt: skip
+        k_norm = inverse_norm(k) if COSINE else 1.0
+        in_table = (query < NP)[:, None] & (key < NP)[None, :]
+        s = scores(
+            q, q_norm, k, k_norm, scale, bias_ptr, mask_ptr, query[:, None] * NP + key[None, :],
+            in_table, COSINE, HAS_MASK, PRECISION,
+        )  # fmt: skip
+        new_max = tl.maximum(running_max, tl.max(s, 1))
+        shift = tl.where(new_max == -float("inf"), 0.0, new_max)
+        p = tl.exp2(s - shift[:, None])
+        rescale = tl.exp2(running_max - shift)
+        total = total * rescale + tl.sum(p, 1)
+        if DROPOUT:
+            p *= dropout_weights(
+                seed, window, head, query[:, None], key[None, :], drop_threshold, keep_factor
+            )
+        o = o * rescale[:, None]
+        o = tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)
+        running_max = new_max
+    if HAS_LSE:  # a row without a visible key gets +inf, so that the backward's weights are 0
+        lse = running_max + tl.log2(tl.where(total == 0.0, 1.0, total))
+        lse = tl.where(total == 0.0, float("inf"), lse)
+        lse_ptr += (window.to(tl.int64) * NH + head) * N
+        tl.store(lse_ptr + query, lse, mask=query < N)
+    o = o / tl.where(total == 0.0, 1.0, total)[:, None]
+    store_rows(out_ptr, o, row, (query < N) & (row >= 0), out_stride_row, D, BLOCK_D)

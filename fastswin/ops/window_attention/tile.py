@@ -1,0 +1,157 @@
+"""Device functions of every window-attention kernel: addresses, scores, gradients, dropout.
+
+A window is reached by arithmetic alone (geometry.py): its rows lie at ``row * stride_row`` from the
+start of their image, ``row`` in 32 bits, images in 64. A padded token has a negative row, which
+also says where its gradient is kept (``padding_slots`` in launch.py).
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+LN_2 = tl.constexpr(0.6931471805599453)
+
+
+@triton.jit
+def locate_window(
+    window, windows_per_col, windows_per_row, SHIFTED: tl.constexpr, PARTITIONED: tl.constexpr
+):
+    """Image (64-bit), row and column of a window in its map, and its kind in the bias table.
+
+    An "image" is a window when PARTITIONED: its rows are the window's tokens.
+    """
+    image = window
+    window_row = 0
+    window_col = 0
+    kind = 0
+    if not PARTITIONED:
+        per_image = windows_per_col * windows_per_row
+        image = window // per_image
+        window_row = window % per_image // windows_per_row
+        window_col = window % windows_per_row
+        if SHIFTED:
+            kind = (window_row == windows_per_col - 1).to(tl.int32) * 2
+            kind += (window_col == windows_per_row - 1).to(tl.int32)
+    return image.to(tl.int64), window_row, window_col, kind
+
+
+@triton.jit
+def token_rows(
+    window_row, window_col, token, H, W,
+    WH: tl.constexpr, WW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PARTITIONED: tl.constexpr, HAS_PAD: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Row of each token in its image's ``[H * W]`` list, ``-1 - slot`` where it is padding."""
+    row = token
+    if not PARTITIONED:
+        y = window_row * WH + token // WW
+        x = window_col * WW + token % WW
+        padded_h = (H + WH - 1) // WH * WH
+        padded_w = (W + WW - 1) // WW * WW
+        if SH > 0:
+            y = tl.where(y + SH >= padded_h, y + SH - padded_h, y + SH)
+        if SW > 0:
+            x = tl.where(x + SW >= padded_w, x + SW - padded_w, x + SW)
+        row = y * W + x
+        if HAS_PAD:
+            right = padded_w - W
+            slot = tl.where(y < H, y * right + x - W, H * right + (y - H) * padded_w + x)
+            row = tl.where((y < H) & (x < W), row, -1 - slot)
+    if WIDE:
+        row = row.to(tl.int64)
+    return row
+
+
+@triton.jit
+def load_rows(
+    ptr, pad_ptr, row, token, stride_row, N: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, HAS_PAD: tl.constexpr,
+):  # fmt: skip
+    """``[BLOCK_N, BLOCK_D]`` rows of one head; padded tokens read ``pad_ptr`` (a qkv bias)."""
+    d = tl.arange(0, BLOCK_D)
+    valid = (token < N)[:, None]
+    if D != BLOCK_D:
+        valid = valid & (d < D)[None, :]
+    if HAS_PAD:
+        real = (row >= 0)[:, None]
+        x = tl.load(ptr + row[:, None] * stride_row + d[None, :], mask=valid & real, other=0.0)
+        pad = tl.load(pad_ptr + d, mask=d < D, other=0.0).to(x.dtype)
+        return tl.where(valid & (row < 0)[:, None], pad[None, :], x)
+    return tl.load(ptr + row[:, None] * stride_row + d[None, :], mask=valid, other=0.0)
+
+
+@triton.jit
+def load_live_rows(ptr, row, live, stride_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Rows of a tensor that holds no padding (output, upstream gradient); 0 where not ``live``."""
+    d = tl.arange(0, BLOCK_D)
+    valid = live[:, None]
+    if D != BLOCK_D:
+        valid = valid & (d < D)[None, :]
+    return tl.load(ptr + row[:, None] * stride_row + d[None, :], mask=valid, other=0.0)
+
+
+@triton.jit
+def store_rows(ptr, x, row, live, stride_row, D: tl.constexpr, BLOCK_D: tl.constexpr):
+    """Store ``x [BLOCK_N, BLOCK_D]`` to one head's rows where ``live``."""
+    d = tl.arange(0, BLOCK_D)
+    valid = live[:, None]
+    if D != BLOCK_D:
+        valid = valid & (d < D)[None, :]
+    tl.store(
+        ptr + row[:, None] * stride_row + d[None, :], x.to(ptr.dtype.element_ty), mask=valid
+    )  # fmt: skip
+
+
+@triton.jit
+def inverse_norm(x):
+    """``1 / max(||row||, 1e-12)`` in fp32, as torch.nn.functional.normalize has it."""
+    x = x.to(tl.float32)
+    return 1.0 / tl.maximum(tl.sqrt(tl.sum(x * x, 1)), 1e-12)
+
+
+@triton.jit
+def normalize_gradient(x, inverse, gradient):
+    """Gradient through ``x / max(||x||, 1e-12)`` per row, and ``sum(normalised x * gradient)``.
+
+        dx = inverse * (gradient - n * sum(n * gradient)),   n = x * inverse
+
+    the second term only where the norm is not clamped.
+    """
+    n = x.to(tl.float32) * inverse[:, None]
+    along = tl.sum(n * gradient, 1)
+    free = tl.where(inverse < 1e12, along, 0.0)
+    return inverse[:, None] * (gradient - n * free[:, None]), along
+
+
+@triton.jit
+def scores(
+    a, a_norm, b, b_norm, scale, bias_ptr, mask_ptr, offset, in_table,
+    COSINE: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
+):  # fmt: skip
+    """Scores of one tile in log2 units, ``[BLOCK_A, BLOCK_B]`` fp32; queries x keys or transposed.
+
+    ``offset`` leads to each pair in the packed bias (and mask), which hold -inf for padded keys.
+    """
+    s = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+    if COSINE:  # norms are applied to fp32 products: q, k stay exact in half precision
+        s = s * a_norm[:, None] * b_norm[None, :]
+    bias = tl.load(bias_ptr + offset, mask=in_table, other=-float("inf")).to(tl.float32)
+    s = s * scale + bias
+    if HAS_MASK:
+        m = tl.load(mask_ptr + offset, mask=in_table, other=-float("inf"))
+        s = tl.where(m == -float("inf"), m, s + m)  # a hidden NaN stays hidden
+    return s
+
+
+@triton.jit
+def dropout_weights(seed, window, head, query, key, threshold, factor):
+    """0 where an attention weight is dropped, else ``factor``; ``query`` and ``key`` broadcast.
+
+    Philox4x32-10 of (query, key, window, head), so any tile of any kernel draws the same numbers;
+    dropout.py has the same in PyTorch.
+    """
+    pair = query * 65536 + key
+    zero = pair * 0
+    drawn, _, _, _ = tl.philox(seed, pair, zero + window, zero + head, zero)
+    return tl.where((drawn >> 8).to(tl.int32) >= threshold, factor, 0.0)

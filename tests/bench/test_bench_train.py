@@ -1,0 +1,127 @@
+"""Training benchmarks: right gradients before any time, records, refusals, scaling."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from fastswin.bench import train, train_contenders, train_scaling
+from fastswin.bench.problems import Problem
+from fastswin.bench.roofline import Ceilings
+from fastswin.bench.source import build_source
+from fastswin.models import SwinConfig
+
+CONFIG = SwinConfig(
+    image_size=(32, 32), embed_dim=16, depths=(1, 2), num_heads=(1, 2), window_size=4, num_classes=5
+)
+VARIANTS = ["eager", "fastswin", "fastswin-bf16-stream"]
+
+
+@pytest.fixture
+def known_ceilings(monkeypatch):
+    """No seconds spent on the copy and GEMM rates of this machine."""
+    ceilings = Ceilings(0.01, {"fp32": 0.1, "bf16": 0.1})
+    for module in (train, train_scaling):
+        monkeypatch.setattr(module, "measure_device", lambda *a: ceilings)
+
+
+@pytest.fixture
+def problem():
+    return Problem("tiny", "bf16", 2, config=CONFIG)
+
+
+def test_records_of_every_contender(problem, tmp_path, known_ceilings):
+    result = train.run([problem], VARIANTS, "cpu", tmp_path, seconds=0.05)
+    assert result.problems_found == ()
+    stored = json.loads(result.path.read_text())
+    assert stored["suite"] == "train"
+    assert {r["variant"] for r in stored["records"]} == set(VARIANTS)
+    for record in stored["records"]:
+        assert record["direction"] == "step"
+        assert record["images_per_s"] == pytest.approx(2e3 / record["median_ms"], rel=1e-3)
+        assert record["gradient_error"] <= record["gradient_gate"]
+        assert record["stream_dtypes"] == ["bfloat16"] * 3
+    losses = {r["variant"]: r["first_loss"] for r in stored["records"]}
+    assert losses["fastswin"] == pytest.approx(losses["eager"], rel=0.02)
+    table = train.make_table(result.document)
+    assert [row[3] for row in table.rows] == VARIANTS
+    assert "residual stream" in table.header
+
+
+def test_wrong_gradients_get_no_time(problem, tmp_path, known_ceilings, monkeypatch):
+    build = train.build_trainee
+
+    def wrong(variant, *arguments):
+        trainee = build(variant, *arguments)
+        if variant == "fastswin":
+            with torch.no_grad():
+                trainee.model.norm.weight.mul_(2)
+        return trainee
+
+    train.run([problem], ["fastswin"], "cpu", tmp_path, seconds=0.05)
+    monkeypatch.setattr(train, "build_trainee", wrong)
+    result = train.run([problem], ["eager", "fastswin"], "cpu", tmp_path, seconds=0.05)
+    assert [line for line in result.problems_found if "fastswin: red: gradient error" in line]
+    stored = json.loads(result.path.read_text())
+    assert {r["variant"] for r in stored["records"]} == {"eager"}  # the older time is gone too
+
+
+def test_fp16_scales_its_loss(problem):
+    source = build_source(dataclasses.replace(problem, dtype="fp32"))
+    trainee = train_contenders.build_trainee("fastswin", source, "fp16", torch.device("cpu"))
+    images, labels = torch.randn(2, 3, 32, 32), torch.tensor([1, 3])
+    before = trainee.model.norm.weight.detach().clone()
+    losses = [float(trainee.step(images, labels)) for _ in range(3)]
+    assert trainee.scaler.is_enabled()
+    assert not torch.equal(trainee.model.norm.weight, before)
+    assert losses[-1] < losses[0]
+
+
+def test_arguments_are_checked_before_anything_runs(problem, tmp_path):
+    with pytest.raises(ValueError, match="variants must be among eager"):
+        train.run([problem], ["apex"], "cpu", tmp_path)
+    with pytest.raises(ValueError, match="dtype must be one of bf16"):
+        train.run([dataclasses.replace(problem, dtype="tf32")], None, "cpu", tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    assert train.main(["--models", "swin_tinny", "--device", "cpu"]) == 2
+
+
+def test_deadline_skips_with_a_line(problem, tmp_path, known_ceilings):
+    result = train.run([problem], ["eager"], "cpu", tmp_path, seconds=0.05, deadline_s=0.0)
+    assert result.document["records"] == []
+    assert "deadline of 0 s passed" in result.problems_found[0]
+
+
+def test_scaling_worker_alone(problem, tmp_path):
+    torch.distributed.init_process_group(
+        "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
+    )
+    try:
+        record = train_scaling.worker(problem, "fastswin", 0.05, torch.device("cpu"))
+    finally:
+        torch.distributed.destroy_process_group()
+    assert record["variant"] == "fastswin-1gpu"
+    assert record["images_per_s"] == pytest.approx(2e3 / record["median_ms"])
+
+
+def test_scaling_efficiency_and_command(problem, tmp_path):
+    rates = [{"gpus": 1, "images_per_s": 100.0}, {"gpus": 4, "images_per_s": 380.0}]
+    assert [r["efficiency"] for r in train_scaling.with_efficiency(rates)] == [1.0, 0.95]
+    assert train_scaling.with_efficiency(rates[1:])[0]["efficiency"] is None
+    command = train_scaling.launch_command(problem, 4, "fastswin", 5.0, tmp_path / "record.json")
+    assert "--nproc-per-node=4" in command
+    assert command[command.index("--batch") + 1] == "2"
+
+
+@pytest.mark.gpu
+def test_train_suite_on_a_gpu(tmp_path):
+    problem = Problem("swin_tiny_patch4_window7_224", "bf16", 16)
+    result = train.run([problem], ["eager", "fastswin"], "cuda", tmp_path, seconds=1.0)
+    assert result.problems_found == ()
+    times = {r["variant"]: r for r in result.document["records"]}
+    assert times["fastswin"]["median_ms"] < times["eager"]["median_ms"]
+    assert times["fastswin"]["peak_mib"] < times["eager"]["peak_mib"]
+    assert times["fastswin"]["stream_dtypes"] == times["eager"]["stream_dtypes"]

@@ -1,0 +1,92 @@
+"""Forms and tiles that only a tuning table chooses give the same answers."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from engine_cases import images_like, largest_difference, tiny
+
+from fastswin.engine.forward import Forward, bind
+from fastswin.engine.plan import make_plan
+from fastswin.engine.precision import PRECISIONS
+from fastswin.engine.prepare import prepare
+from fastswin.engine.tuned import attention_kernel, stage_kernels, stage_layers
+from fastswin.tuning.card import H100
+from fastswin.tuning.problem import config_to_dict
+from fastswin.tuning.space import candidates, default_for
+from fastswin.tuning.table import TuningTable, empty_document
+
+CPU = torch.device("cpu")
+HALF = PRECISIONS["fp16"]
+SMALL = {"depths": (1, 1), "image_size": (16, 20), "window_size": 4}
+BATCH = 2
+
+#: No tensor copy engine: its tiles run in the interpreter too.
+CARD = dataclasses.replace(H100, capability=(8, 0))
+
+
+def table_for(config, qkv: str, mlp: str) -> TuningTable:
+    """Every layer in one form, every kernel with the last of its candidates."""
+    document = empty_document(CARD)
+    post_norm = config.version == 2
+    for stage in range(config.num_stages):
+        H, W = config.map_size(stage)
+        sized = ("fp16", BATCH * H * W, config.dim(stage), config.hidden_dim(stage), post_norm)
+        chosen = {"qkv": qkv, "mlp": mlp}
+        for name, layer in stage_layers(*sized).items():
+            document["choices"].append({
+                "layer": name, "dtype": "fp16", "triton": "3.6", "shape": layer.dims,
+                "rows": layer.rows, "range": [layer.rows, layer.rows], "choice": chosen[name],
+                "latency_us": {chosen[name]: 1.0},
+            })  # fmt: skip
+        kernels = stage_kernels(*sized, qkv, mlp)
+        kernels["attention"] = attention_kernel(
+            "fp16", BATCH, (H, W), config.stage_window(stage), config.num_heads[stage],
+            config.head_dim(stage), post_norm,
+        )  # fmt: skip
+        for problem in kernels.values():
+            other = candidates(problem, CARD)[-1]
+            document["configs"].append({
+                "op": problem.op, "dtype": "fp16", "triton": "3.6", "shape": problem.dims,
+                "rows": problem.rows, "range": [problem.rows, problem.rows],
+                "config": config_to_dict(other), "shared_bytes": 1024, "latency_us": 1.0,
+                "default_us": 2.0,
+            })  # fmt: skip
+    return TuningTable(document, CARD, "3.6.1", "test.json")
+
+
+@pytest.mark.parametrize(
+    ("version", "qkv", "mlp"),
+    [(1, "tiled", "unfused"), (1, "fused", "library"), (2, "tiled", "unfused")],
+    ids=lambda v: f"v{v}" if isinstance(v, int) else v,
+)
+def test_tuned_forms_answer_as_the_model_does(version, qkv, mlp):
+    model = tiny(version, **SMALL)
+    images = images_like(model, BATCH)
+    with torch.no_grad():
+        truth = model(images)
+        eager = copy.deepcopy(model).half()(images.half())
+    table = table_for(model.config, qkv, mlp)
+    size = model.config.image_size
+    plan = make_plan(model.config, BATCH, size, CPU, HALF, "triton", table)
+    assert not table.refused
+    assert {(s.qkv, s.mlp) for s in plan.stages} == {(qkv, mlp)}
+    expected = {"attention", "qkv"} | ({"fc1"} if mlp == "library" else set())
+    assert all(set(s.launch) == expected for s in plan.stages)
+    weights = prepare(model, CPU, torch.float16)
+    with torch.no_grad():
+        ours = Forward(model.config, weights, HALF).logits(
+            images.half(), bind(plan, weights, HALF)
+        )  # fmt: skip
+    assert bool(torch.isfinite(ours).all())
+    assert largest_difference(ours, truth) <= 1.5 * largest_difference(eager, truth)
+
+
+def test_tuned_tiles_differ_from_the_heuristics():
+    config = tiny(1, **SMALL).config
+    table = table_for(config, "fused", "library")
+    kernels = stage_kernels("fp16", BATCH * 4 * 5, 32, 128, False, "fused", "library")
+    assert any(table.config(p) != default_for(p, CARD) for p in kernels.values())
