@@ -51,7 +51,9 @@ def room_of(module: str) -> str:
 
 def is_kernel(path: Path) -> bool:
     """Files that hold Triton functions and are imported only where a kernel is launched."""
-    return "@triton.jit" in path.read_text()
+    if room_of(name_of(path)) not in ("ops", "export", "_triton"):
+        return False
+    return path.stem in ("forward", "backward") or "\nimport triton\n" in path.read_text()
 
 
 def is_command(path: Path) -> bool:

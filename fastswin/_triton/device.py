@@ -8,8 +8,11 @@ from contextlib import AbstractContextManager
 
 import torch
 
+from fastswin._triton.available import capability
+
 #: Assumed for the CPU interpreter, so that its heuristics follow an H100's.
 INTERPRETER_MULTIPROCESSORS = 132
+INTERPRETER_CAPABILITY = (9, 0)
 
 
 def multiprocessor_count(device: torch.device) -> int:
@@ -24,6 +27,13 @@ def multiprocessor_count(device: torch.device) -> int:
 @functools.cache
 def _cuda_multiprocessors(index: int) -> int:
     return torch.cuda.get_device_properties(index).multi_processor_count
+
+
+def device_capability(device: torch.device) -> tuple[int, int]:
+    """Compute capability of the tensors' GPU (an H100's on the CPU interpreter)."""
+    if device.type != "cuda":
+        return INTERPRETER_CAPABILITY
+    return capability(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def on_device(device: torch.device) -> AbstractContextManager:

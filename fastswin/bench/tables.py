@@ -1,9 +1,10 @@
 """Record documents to tables: one row per (model, dtype, batch), the same everywhere.
 
-    model | dtype | batch | ms per variant | speed-up | % of roofline | max abs err | img/s
+    model | dtype | batch [| direction] | ms per variant | speed-up | % of roofline | max abs err | img/s
 
 Speed-up is ``compile-reduce-overhead`` over ``fastswin`` (over the fastest other contender where
-that one is absent, and then marked). Roofline, error and img/s are those of ``fastswin``.
+that one is absent, and then marked). Roofline, error and img/s are those of ``fastswin``; tables of operators, which have
+directions, have no img/s.
 """
 
 from __future__ import annotations
@@ -36,6 +37,9 @@ BASELINE = "compile-reduce-overhead"
 
 NO_VALUE = "-"
 
+#: case, dtype, batch, direction
+Key = tuple[str, str, int, str]
+
 
 @dataclasses.dataclass(frozen=True)
 class Table:
@@ -64,16 +68,20 @@ def make_table(document: Document, filters: Mapping[str, Sequence[str]] | None =
     records = [r for r in document["records"] if _kept(r, filters or {})]
     found = {record["variant"] for record in records}
     variants = [v for v in VARIANT_ORDER if v in found] + sorted(found - set(VARIANT_ORDER))
-    groups: dict[tuple[str, str, int], dict[str, Record]] = {}
+    groups: dict[Key, dict[str, Record]] = {}
     for record in records:
-        group = groups.setdefault((record["case"], record["dtype"], record["batch"]), {})
-        group[record["variant"]] = record
-    header = ("model", "dtype", "batch", *(f"{v} ms" for v in variants))
-    header += ("speed-up", "% of roofline", "max abs err", "img/s")
-    rows = [_row(key, groups[key], variants) for key in sorted(groups, key=_place)]
+        direction = record.get("direction", "forward")
+        key = (record["case"], record["dtype"], record["batch"], direction)
+        groups.setdefault(key, {})[record["variant"]] = record
+    directed = any(direction != "forward" for *_, direction in groups)
+    columns = ["case" if directed else "model", "dtype", "batch"]
+    columns += ["direction"] if directed else []
+    columns += [f"{v} ms" for v in variants]
+    columns += ["speed-up", "% of roofline", "max abs err", *([] if directed else ["img/s"])]
+    rows = [_row(key, groups[key], variants, directed) for key in sorted(groups, key=_place)]
     return Table(
         f"{document['suite']} on {document['gpu']}",
-        header,
+        tuple(columns),
         tuple(rows),
         _caption(document, records),
     )
@@ -118,19 +126,19 @@ def print_table(table: Table) -> None:
     console.print(rich_table)
 
 
-def _place(key: tuple[str, str, int]) -> tuple[int, str, int, str, int]:
-    """Sorts rows by model size, then precision, then batch."""
-    case, dtype, batch = key
+def _place(key: Key) -> tuple[int, str, int, str, int, str]:
+    """Sorts rows by model size, then precision, batch and direction, forward first."""
+    case, dtype, batch, direction = key
     config = VARIANTS.get(case.partition(".")[0])
     size = swin_flops(config, 1) if config else 0
     order = DTYPE_ORDER.index(dtype) if dtype in DTYPE_ORDER else len(DTYPE_ORDER)
-    return size, case, order, dtype, batch
+    return size, case, order, dtype, batch, "" if direction == "forward" else direction
 
 
 def _row(
-    key: tuple[str, str, int], group: Mapping[str, Record], variants: Sequence[str]
+    key: Key, group: Mapping[str, Record], variants: Sequence[str], directed: bool
 ) -> tuple[str, ...]:
-    case, dtype, batch = key
+    case, dtype, batch, direction = key
     times = [_number(group.get(variant, {}).get("median_ms")) for variant in variants]
     ours = group.get("fastswin", {})
     roofline = NO_VALUE
@@ -144,11 +152,12 @@ def _row(
         case,
         dtype,
         str(batch),
+        *([direction] if directed else []),
         *times,
         _speed_up(group),
         roofline,
         NO_VALUE if error is None else f"{error:.1e}",
-        NO_VALUE if throughput is None else f"{throughput:.0f}",
+        *([] if directed else [NO_VALUE if throughput is None else f"{throughput:.0f}"]),
     )
 
 

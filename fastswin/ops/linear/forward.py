@@ -17,8 +17,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.available import capability
-from fastswin._triton.device import multiprocessor_count, on_device
+from fastswin._triton.device import device_capability, multiprocessor_count, on_device
 from fastswin._triton.math import gelu, normalize_rows
 from fastswin._triton.tiles import cdiv, split_columns
 from fastswin.ops.linear.config import (
@@ -169,13 +168,6 @@ def _layer_norm_linear_fwd_kernel(
         keep = valid & (col < N)[None, :]
         at = out_ptr + row[:, None] * N + col[None, :]
         tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=keep)
-
-
-def device_capability(device: torch.device) -> tuple[int, int]:
-    """Compute capability of the tensors' GPU; an H100's on the CPU interpreter."""
-    if device.type != "cuda":
-        return (9, 0)
-    return capability(torch.cuda.current_device() if device.index is None else device.index)
 
 
 def linear_fwd(

@@ -14,10 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.device import on_device
+from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.math import gelu, normalize_rows
 from fastswin._triton.tiles import cdiv, split_columns
-from fastswin.ops.linear.forward import device_capability
 from fastswin.ops.mlp.config import MlpConfig, default_mlp_config
 
 

@@ -13,10 +13,9 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.device import on_device
+from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.math import normalize_rows
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns
-from fastswin.ops.linear.forward import device_capability
 
 
 @triton.jit

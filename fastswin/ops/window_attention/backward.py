@@ -16,7 +16,7 @@ import dataclasses
 
 import torch
 
-from fastswin.ops.linear.forward import device_capability
+from fastswin._triton.device import device_capability
 from fastswin.ops.window_attention.backward_config import (
     BackwardConfig,
     TiledBackwardConfig,

@@ -23,8 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.device import multiprocessor_count, on_device
-from fastswin.ops.linear.forward import device_capability
+from fastswin._triton.device import device_capability, multiprocessor_count, on_device
 from fastswin.ops.window_attention.config import (
     WindowAttentionConfig,
     default_config,
