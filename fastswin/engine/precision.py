@@ -83,15 +83,15 @@ def matmul_mode(precision: Precision, device: torch.device) -> Iterator[None]:
         yield
         return
     # the per-backend settings: the older float32_matmul_precision raises once both were used
-    cudnn: Any = torch.backends.cudnn
-    backends = (torch.backends.cuda.matmul, cudnn.conv)
-    inherited = cudnn.fp32_precision
-    before = [backend.fp32_precision for backend in backends]
+    general: Any = torch.backends  # the switches are missing from its type stubs
+    matmul, conv = general.cuda.matmul, general.cudnn.conv
+    before = (matmul.fp32_precision, conv.fp32_precision)
+    # matmul's switch inherits unless set, and then reads as its parent's value: written back, that
+    # value would pin it. conv's default is a tf32 of its own, as rnn's; the two must stay equal.
+    inherits = before[0] == general.fp32_precision
     try:
-        for backend in backends:
-            backend.fp32_precision = "tf32" if precision.tf32 else "ieee"
+        matmul.fp32_precision = conv.fp32_precision = "tf32" if precision.tf32 else "ieee"
         yield
     finally:
-        for backend, value in zip(backends, before, strict=True):
-            # a setting reads as its parent's value where it inherits; keep it inheriting
-            backend.fp32_precision = "none" if value == inherited else value
+        matmul.fp32_precision = "none" if inherits else before[0]
+        conv.fp32_precision = before[1]

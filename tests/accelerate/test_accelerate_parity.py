@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import math
 
 import pytest
 import torch
@@ -72,17 +73,18 @@ def test_autocast_is_as_exact_as_the_model_itself(case, dtype):
             handle.remove()
     assert dtypes["fused"] == dtypes["eager"]
     largest = max(t.norm().item() for t in oracle.values())
-    total = {"eager": 0.0, "fused": 0.0}
+    wrong = {"eager": {}, "fused": {}}
     for name, truth in oracle.items():
         if truth.norm() < 1e-4 * largest:  # zero but for rounding, as the bias of the keys
             continue
-        wrong = {}
         for label, result in results.items():
             assert result[name].dtype == results["eager"][name].dtype, name
-            wrong[label] = ((result[name].double() - truth).norm() / truth.norm()).item()
-            total[label] += wrong[label] ** 2
-        assert wrong["fused"] <= 3 * wrong["eager"] + torch.finfo(dtype).eps, name
+            wrong[label][name] = ((result[name].double() - truth).norm() / truth.norm()).item()
+    total = {k: math.sqrt(sum(e**2 for e in v.values()) / len(v)) for k, v in wrong.items()}
     assert total["fused"] <= total["eager"]
+    for name, error in wrong["fused"].items():
+        # a tensor of few elements can be right by luck in eager: then the model's mean is the gate
+        assert error <= 3 * max(wrong["eager"][name], total["eager"]), name
 
 
 def first(output):

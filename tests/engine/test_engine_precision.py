@@ -76,7 +76,7 @@ def test_switches_come_back_after_an_error(matmul_switch):
 def test_an_inherited_switch_still_inherits(matmul_switch):
     """torch reports an inheriting switch as its parent's value; writing that back would pin it."""
     matmul_switch("none")
-    before = torch.backends.fp32_precision
+    before, all_before = torch.backends.fp32_precision, switches()
     try:
         torch.backends.fp32_precision = "tf32"
         with matmul_mode(PRECISIONS["fp32"], GPU):
@@ -85,6 +85,8 @@ def test_an_inherited_switch_still_inherits(matmul_switch):
         assert torch.backends.cuda.matmul.fp32_precision == "ieee"
     finally:
         torch.backends.fp32_precision = before
+    assert switches() == all_before
+    assert torch.backends.cudnn.allow_tf32  # raises where conv and rnn differ, and stops torch.export
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])
