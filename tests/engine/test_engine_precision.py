@@ -86,7 +86,9 @@ def test_an_inherited_switch_still_inherits(matmul_switch):
     finally:
         torch.backends.fp32_precision = before
     assert switches() == all_before
-    assert torch.backends.cudnn.allow_tf32  # raises where conv and rnn differ, and stops torch.export
+    assert (
+        torch.backends.cudnn.allow_tf32
+    )  # raises where conv and rnn differ, and stops torch.export
 
 
 @pytest.mark.parametrize("name", ["fp16", "bf16"])

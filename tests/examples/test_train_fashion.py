@@ -74,13 +74,13 @@ def test_256_images_bring_the_loss_down(data, tmp_path):
     assert source.class_names == list(class_names())
 
 
-def arguments(data, out, epochs):
+def arguments(data, out, epochs, images=256):
     return ["--data", str(data), "--out", str(out), "--epochs", str(epochs), "--batch", "64",
-            "--device", "cpu", "--minutes", "0"]  # fmt: skip
+            "--device", "cpu", "--minutes", "0", "--limit-train", str(images)]  # fmt: skip
 
 
 def test_an_interrupted_run_goes_on_to_the_same_weights(data, tmp_path, small, monkeypatch):
-    whole = train_fashion.main(arguments(data, tmp_path / "whole", 10))
+    whole = train_fashion.main(arguments(data, tmp_path / "whole", 10, 64))
 
     saves = []
     save = train_fashion.Trainer.save
@@ -93,12 +93,12 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(data, tmp_path, small, m
 
     monkeypatch.setattr(train_fashion.Trainer, "save", save_and_stop)
     with pytest.raises(KeyboardInterrupt):
-        train_fashion.main(arguments(data, tmp_path / "cut", 10))
+        train_fashion.main(arguments(data, tmp_path / "cut", 10, 64))
     assert not (tmp_path / "cut" / "training.json").exists()
-    resumed = train_fashion.main(arguments(data, tmp_path / "cut", 10))
+    resumed = train_fashion.main(arguments(data, tmp_path / "cut", 10, 64))
     assert saves == [5, 10]
     assert resumed["losses"] == whole["losses"]
-    assert resumed["steps"] == whole["steps"] == 40
+    assert resumed["steps"] == whole["steps"] == 10
 
 
 def test_another_recipe_does_not_resume(data, tmp_path, small):

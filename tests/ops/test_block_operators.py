@@ -316,11 +316,14 @@ def test_bad_arguments_are_named(name, randn):
 
 @pytest.mark.parametrize("name", ["linear", "mlp"])
 def test_explicit_triton_says_why_not(name, randn):
+    def half(*shape):
+        return randn(*shape, dtype=torch.float16)
+
     if name == "linear":
-        call = functools.partial(ops.linear, randn(4, 100), randn(8, 100), layer_norm_eps=1e-5)
+        call = functools.partial(ops.linear, half(4, 100), half(8, 100), layer_norm_eps=1e-5)
     else:
         call = functools.partial(
-            ops.mlp, randn(4, 512), randn(2048, 512), randn(2048), randn(512, 2048), randn(512)
+            ops.mlp, half(4, 512), half(2048, 512), randn(2048), half(512, 2048), randn(512)
         )
     with pytest.raises(RuntimeError, match=r"powers of two|exceed"):
         call(impl="triton")
@@ -328,9 +331,13 @@ def test_explicit_triton_says_why_not(name, randn):
 
 GRADIENTS = {
     "layer-norm-offset": lambda x, r, **k: ops.layer_norm(x, offset=r(32), **k),
-    "linear": lambda x, r, **k: ops.linear(x, r(16, 32), **k),
-    "layer-norm-linear": lambda x, r, **k: ops.linear(x, r(16, 32), layer_norm_eps=1e-5, **k),
-    "mlp": lambda x, r, **k: ops.mlp(x, r(128, 32), r(128), r(32, 128), r(32), **k),
+    "linear": lambda x, r, **k: ops.linear(x.half(), r(16, 32).half(), **k),
+    "layer-norm-linear": lambda x, r, **k: ops.linear(
+        x.half(), r(16, 32).half(), layer_norm_eps=1e-5, **k
+    ),
+    "mlp": lambda x, r, **k: ops.mlp(
+        x.half(), r(128, 32).half(), r(128), r(32, 128).half(), r(32), **k
+    ),
     "gather": lambda x, r, **k: ops.gather_neighbours(x.view(1, 2, 2, 32), **k),
     "pool": lambda x, r, **k: ops.norm_pool(x.view(1, 2, 2, 32), r(32), r(32), **k),
     "patch": lambda x, r, **k: ops.patch_embed(x.view(1, 2, 8, 8), r(16, 2, 4, 4), r(16), **k),
@@ -343,7 +350,7 @@ def test_a_needed_gradient_is_never_dropped(name, randn):
     x = randn(4, 32).requires_grad_()
     with pytest.raises(RuntimeError, match="no backward"):
         GRADIENTS[name](x, randn, impl="triton")
-    GRADIENTS[name](x, randn, impl="auto").square().sum().backward()
+    GRADIENTS[name](x, randn, impl="auto").float().square().sum().backward()
     assert x.grad.abs().sum() > 0
     with torch.no_grad():
         assert not GRADIENTS[name](x, randn, impl="triton").requires_grad
