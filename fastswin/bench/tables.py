@@ -1,10 +1,11 @@
 """Record documents to tables: one row per (model, dtype, batch), the same everywhere.
 
-    model | dtype | batch [| direction] | ms per variant | speed-up | % of roofline | max abs err | img/s
+    model | dtype | batch | ms per variant | speed-up | % of roofline | max abs err | img/s
+    case  | dtype | batch | direction | ms per variant | speed-up | % of roofline | max abs err
 
 Speed-up is ``compile-reduce-overhead`` over ``fastswin`` (over the fastest other contender where
-that one is absent, and then marked). Roofline, error and img/s are those of ``fastswin``; tables of operators, which have
-directions, have no img/s.
+that one is absent, and then marked). Roofline, error and img/s are those of ``fastswin``. The
+second form is that of suites with a backward or a step.
 """
 
 from __future__ import annotations
