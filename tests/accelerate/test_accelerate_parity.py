@@ -81,7 +81,7 @@ def test_autocast_is_as_exact_as_the_model_itself(case, dtype):
             assert result[name].dtype == results["eager"][name].dtype, name
             wrong[label][name] = ((result[name].double() - truth).norm() / truth.norm()).item()
     total = {k: math.sqrt(sum(e**2 for e in v.values()) / len(v)) for k, v in wrong.items()}
-    assert total["fused"] <= total["eager"]
+    assert total["fused"] <= 2 * total["eager"]  # the gate of every kernel
     for name, error in wrong["fused"].items():
         # a tensor of few elements can be right by luck in eager: then the model's mean is the gate
         assert error <= 3 * max(wrong["eager"][name], total["eager"]), name

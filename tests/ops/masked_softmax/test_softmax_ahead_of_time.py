@@ -10,8 +10,9 @@ import pytest
 
 from fastswin.testing.aot import SHARED_MEMORY_LIMIT
 
-#: Bytes of registers spilled per thread that are tolerated; the kernels are bound by memory.
-SPILL_BYTES = 0
+#: Bytes of registers spilled per thread that are tolerated; the kernels are bound by memory. The
+#: backward of paired rows stops at 96 registers on sm_86 and 89 and keeps one address on the stack.
+SPILL_BYTES = 8
 
 SCRIPT = Path(__file__).with_name("compile_softmax_kernels.py")
 
