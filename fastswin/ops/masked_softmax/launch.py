@@ -1,69 +1,18 @@
-"""From tensors to kernel arguments, for both directions; no Triton here, so it is unit-tested.
-
-Everything but the tensors themselves follows from shapes, strides and alignment, so it is worked
-out once per such signature and kept (:func:`_forward_layout`, :func:`_backward_layout`): a repeated
-call costs microseconds. Row strides are passed in units of the largest power of two (up to 16
-bytes) that divides them all, so that the compiler can prove alignment without a new compilation
-for every row length.
-"""
+"""From tensors to kernel arguments, for both directions; no Triton here, so it is unit-tested."""
 
 from __future__ import annotations
 
 import dataclasses
-import functools
-from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from collections.abc import Mapping
 
 import torch
 
 from fastswin._triton.device import multiprocessor_count
-from fastswin.ops.masked_softmax.config import (
-    MAX_PAIRED_ROW,
-    PROGRAMS_PER_MULTIPROCESSOR,
-    Direction,
-    Form,
-    SoftmaxConfig,
-    default_config,
-    is_long,
-    paired_config,
-)
-from fastswin.ops.masked_softmax.rows import RowPlan, Strides, plan_rows, power_of_2_divisor
-
-Shape = tuple[int, ...]
-
-#: Rows are numbered in 32 bits; elements in 64.
-MAX_ROWS = 2**31 - 2**16
-
-#: Largest grid: one axis only, so 65535 limits nothing.
-MAX_PROGRAMS = 2**31 - 1
-
-#: Signatures whose layout is kept.
-CACHED_LAYOUTS = 4096
+from fastswin.ops.masked_softmax.config import Form, SoftmaxConfig
+from fastswin.ops.masked_softmax.layout import Operand, backward_layout, forward_layout
+from fastswin.ops.masked_softmax.rows import RowPlan
 
 MASK_KIND = {torch.bool: 1, torch.uint8: 1}
-
-NONE: Strides = (0, 0, 0, 0)
-
-
-class Operand(NamedTuple):
-    """What of a tensor decides a launch."""
-
-    shape: Shape
-    strides: Shape
-    itemsize: int
-    aligned: bool
-
-
-class Layout(NamedTuple):
-    """A launch without its tensors."""
-
-    plan: RowPlan
-    numbers: tuple[int, ...]
-    constants: dict[str, object]
-    programs: int
-    num_warps: int
-    form: Form
-    runs: int
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,229 +34,9 @@ def describe(t: torch.Tensor) -> Operand:
     return Operand(tuple(t.shape), t.stride(), t.element_size(), t.data_ptr() % 16 == 0)
 
 
-def why_not_planned(
-    x: torch.Tensor, tensors: Sequence[torch.Tensor | None], causal: bool, lens: bool
-) -> str | None:
-    """None where the kernels can address this problem, else the reason."""
-    operands = tuple((tuple(t.shape), t.stride()) for t in tensors if t is not None)
-    return _why_not_planned(tuple(x.shape), operands, causal, lens)
-
-
-@functools.lru_cache(CACHED_LAYOUTS)
-def _why_not_planned(
-    shape: Shape, operands: tuple[tuple[Shape, Shape], ...], causal: bool, lens: bool
-) -> str | None:
-    rows = 1
-    for size in shape[:-1]:
-        rows *= size
-    if rows > MAX_ROWS:
-        return f"{rows} rows exceed {MAX_ROWS}"
-    strides: dict[str, Shape] = {"x": contiguous_strides(shape)}
-    strides |= {str(i): expanded(own, steps, shape) for i, (own, steps) in enumerate(operands)}
-    strides |= _position_strides(shape, causal, lens)
-    pinned = [n for n in strides if n != "x"] if operands else []
-    long = any(is_long(shape[-1], d, causal or lens) for d in ("forward", "backward"))
-    if _plan(shape, strides, pinned, long) is None:
-        return f"the broadcast pattern leaves more than three row axes in x's shape {shape}"
-    return None
-
-
-def contiguous_strides(shape: Sequence[int]) -> Shape:
-    """Strides of a contiguous tensor of ``shape``."""
-    strides = [1] * len(shape)
-    for axis in range(len(shape) - 2, -1, -1):
-        strides[axis] = strides[axis + 1] * max(shape[axis + 1], 1)
-    return tuple(strides)
-
-
-def expanded(own: Shape, strides: Shape, shape: Shape) -> Shape:
-    """Strides of a tensor of shape ``own`` as a broadcast view of ``shape``: 0 where broadcast."""
-    lead = len(shape) - len(own)
-    steps = zip(own, strides, shape[lead:], strict=True)
-    return (0,) * lead + tuple(0 if n == 1 and full != 1 else s for n, s, full in steps)
-
-
-def _position_strides(shape: Shape, causal: bool, lens: bool) -> dict[str, Shape]:
-    """Query index and sample index as operands: they pin the axes that they depend on."""
-    axes = len(shape)
-    strides = {}
-    if causal or lens:
-        strides["query"] = tuple(1 if axis == axes - 2 else 0 for axis in range(axes))
-    if lens:
-        strides["lens"] = tuple(1 if axis == 0 else 0 for axis in range(axes))
-    return strides
-
-
-def _plan(
-    shape: Shape, strides: Mapping[str, Sequence[int]], pinned: Sequence[str], long: bool
-) -> RowPlan | None:
-    leading = {name: s[:-1] for name, s in strides.items()}
-    plan = plan_rows(shape[:-1], leading, pinned)
-    if plan is not None and long and plan.without_loop() is None:
-        return None
-    return plan
-
-
 def _row_aligned(t: torch.Tensor) -> torch.Tensor:
     """``t`` with keys one element apart (or broadcast); a copy where they are not."""
     return t if t.shape[-1] == 1 or t.stride(-1) in (0, 1) else t.contiguous()
-
-
-def _alignment(strides: Sequence[int], key_stride: int, itemsize: int) -> int:
-    """Elements, up to 16 bytes, that divide every row stride."""
-    if key_stride != 1:
-        return 1
-    return power_of_2_divisor(strides, max(1, 16 // itemsize))
-
-
-def _vector(operand: Operand, n_align: int) -> int:
-    """Elements of one load: what rows, row length and the tensor's start allow."""
-    if not operand.aligned:
-        return 1
-    steps = [s for n, s in zip(operand.shape[:-1], operand.strides[:-1], strict=True) if n > 1]
-    return min(_alignment(steps, operand.strides[-1], operand.itemsize), n_align)
-
-
-def _units(strides: Strides, align: int) -> tuple[int, ...]:
-    return tuple(s // align for s in strides)
-
-
-def _cut(
-    plan: RowPlan, config: SoftmaxConfig, multiprocessors: int
-) -> tuple[RowPlan, int, int, int]:
-    """Plan, row blocks, loop steps per program and runs for one config."""
-    if config.long:
-        flat = plan.without_loop()
-        if flat is None:
-            raise RuntimeError("the two-pass kernel needs a plan with a free row axis")
-        return flat, flat.rows, 1, 1
-    if not config.paired:
-        plan = plan.fill_blocks(config.block_rows)
-    blocks = -(-plan.rows // config.block_rows)
-    wanted = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
-    runs = min(plan.loop, max(1, -(-wanted // blocks)))
-    steps = -(-plan.loop // runs)
-    if config.steps:
-        steps = min(steps, config.steps)
-    return plan, blocks, steps, -(-plan.loop // steps)
-
-
-def _tiles(config: SoftmaxConfig, keys: int, vector: int) -> dict[str, object]:
-    if config.long:
-        return {"P": config.block_keys // vector, "V": vector, "KEPT": config.kept}
-    if config.paired:
-        return {
-            "N": keys,
-            "R": config.block_rows // 2,
-            "L": config.block_keys,
-            "CHUNKS": -(-keys // config.block_keys),
-        }
-    return {
-        "EVEN": keys % config.block_keys == 0,
-        "R": config.block_rows,
-        "L": config.block_keys,
-        "CHUNKS": -(-keys // config.block_keys),
-    }
-
-
-def why_not_paired(
-    plan: RowPlan, operands: Mapping[str, Operand], keys: int, prefix: bool
-) -> str | None:
-    """None where two rows are a whole number of aligned words in each operand, else the reason."""
-    if keys % 2 == 0 or keys > MAX_PAIRED_ROW:
-        return f"{keys} keys: the length must be odd and at most {MAX_PAIRED_ROW}"
-    if prefix:
-        return "causal rows and seq_lens take another kernel"
-    if plan.rows % 2:
-        return f"{plan.rows} rows are no whole number of pairs"
-    rows = (keys * plan.sizes[1] * plan.sizes[2], keys * plan.sizes[2], keys)
-    for name, operand in operands.items():
-        loop, *steps = plan.strides[name]
-        packed = all(n == 1 or s == r for n, s, r in zip(plan.sizes, steps, rows, strict=True))
-        if operand.itemsize != 2 or not operand.aligned or operand.strides[-1] != 1:
-            return f"{name} is not made of aligned half-precision rows"
-        if not packed or (plan.loop > 1 and loop % 2):
-            return f"the rows of {name} do not follow each other in memory"
-    return None
-
-
-def _check_programs(programs: int) -> int:
-    if programs > MAX_PROGRAMS:
-        raise ValueError(f"{programs} programs exceed the grid limit {MAX_PROGRAMS}; split x")
-    return programs
-
-
-@functools.lru_cache(CACHED_LAYOUTS)
-def _forward_layout(
-    x: Operand,
-    out: Operand,
-    bias: Operand | None,
-    mask: Operand | None,
-    mask_kind: int,
-    causal: bool,
-    lens: bool,
-    config: SoftmaxConfig | None,
-    multiprocessors: int,
-) -> Layout | None:
-    """Row plan, tiles and integer arguments; None where the rows cannot be folded."""
-    constants: dict[str, object]
-    numbers: tuple[int, ...]
-    shape, keys = x.shape, x.shape[-1]
-    operands = {n: t for n, t in (("bias", bias), ("mask", mask)) if t is not None}
-    n_align = power_of_2_divisor((keys,), 16)
-    vector = _vector(x, n_align)
-    chosen = config is None
-    if config is None:
-        prefix, looped = causal or lens, bool(operands)
-        config = default_config(keys, vector, x.itemsize, "forward", prefix, looped)
-    strides = {"x": x.strides, "out": out.strides}
-    broadcast = {n: expanded(t.shape, t.strides, shape) for n, t in operands.items()}
-    strides |= broadcast | _position_strides(shape, causal, lens)
-    pinned = [n for n in strides if n not in ("x", "out")] if operands else []
-    folded = _plan(shape, strides, pinned, config.long)
-    if folded is None:
-        return None
-    no_pairs = why_not_paired(folded, {"x": x, "out": out}, keys, causal or lens)
-    if chosen and no_pairs is None:
-        config = paired_config(keys, "forward")
-    if config.paired and no_pairs is not None:
-        raise ValueError(f"config.paired does not apply: {no_pairs}")
-    plan, blocks, steps, runs = _cut(folded, config, multiprocessors)
-
-    key = {n: s[-1] for n, s in broadcast.items()} | {"x": x.strides[-1], "out": out.strides[-1]}
-    moves = {n: plan.strides.get(n, NONE) for n in ("x", "out", "bias", "mask", "query", "lens")}
-    align = {
-        n: _alignment(moves[n], key[n], t.itemsize)
-        for n, t in {"x": x, "out": out, **operands}.items()
-    }
-    for name in operands:  # wider bias or mask vectors than x's would cost a layout change
-        align[name] = min(align[name], align["x"])
-    units = {n: _units(s, align.get(n, 1)) for n, s in moves.items()}
-    programs = _check_programs(blocks * runs)
-    if config.paired:
-        numbers = (
-            plan.rows // 2, blocks, plan.sizes[1], plan.sizes[2], plan.loop, steps,
-            moves["x"][0] // 2, moves["out"][0] // 2, *units["bias"][1:], *units["mask"][1:],
-            key.get("bias", 0), key.get("mask", 0),
-        )  # fmt: skip
-        constants = {
-            "BIAS_ALIGN": align.get("bias", 1), "MASK_ALIGN": align.get("mask", 1),
-            "HAS_BIAS": bias is not None, "MASK": mask_kind, **_tiles(config, keys, vector),
-        }  # fmt: skip
-        return Layout(plan, numbers, constants, programs, config.num_warps, config.form, runs)
-    numbers = (
-        plan.rows, blocks, plan.sizes[1], plan.sizes[2], keys // n_align, plan.loop, steps,
-        *units["x"], *units["out"], *units["bias"][1:], *units["mask"][1:],
-        *units["query"][1:], *units["lens"][1:],
-        key["x"], key["out"], key.get("bias", 0), key.get("mask", 0),
-    )  # fmt: skip
-    constants = {
-        "X_ALIGN": align["x"], "OUT_ALIGN": align["out"], "BIAS_ALIGN": align.get("bias", 1),
-        "MASK_ALIGN": align.get("mask", 1), "N_ALIGN": n_align,
-        "HAS_BIAS": bias is not None, "MASK": mask_kind, "CAUSAL": causal, "HAS_LENS": lens,
-        **_tiles(config, keys, vector),
-    }  # fmt: skip
-    return Layout(plan, numbers, constants, programs, config.num_warps, config.form, runs)
 
 
 def forward_problem(
@@ -333,10 +62,10 @@ def forward_problem(
         None if mask is None else describe(mask),
         kind, causal, seq_lens is not None, config, multiprocessor_count(x.device),
     )  # fmt: skip
-    layout = _forward_layout(describe(source), *rest)
+    layout = forward_layout(describe(source), *rest)
     if layout is None and out is not x:
         source = x.contiguous()
-        layout = _forward_layout(describe(source), *rest)
+        layout = forward_layout(describe(source), *rest)
     if layout is None:
         raise RuntimeError(f"more than three row axes remain in x's shape {tuple(x.shape)}")
     arguments = (
@@ -350,72 +79,6 @@ def forward_problem(
         x.device, layout.plan, arguments, layout.constants, layout.programs, layout.num_warps,
         layout.form, source,
     )  # fmt: skip
-
-
-@functools.lru_cache(CACHED_LAYOUTS)
-def _backward_layout(
-    grad: Operand,
-    y: Operand,
-    needs_dx: bool,
-    summed: tuple[tuple[str, Shape], ...],
-    causal: bool,
-    lens: bool,
-    config: SoftmaxConfig | None,
-    multiprocessors: int,
-) -> Layout | None:
-    """Row plan, tiles and integer arguments; None where the rows cannot be folded."""
-    constants: dict[str, object]
-    numbers: tuple[int, ...]
-    shape, keys = y.shape, y.shape[-1]
-    n_align = power_of_2_divisor((keys,), 16)
-    vector = min(_vector(y, n_align), _vector(grad, n_align))
-    chosen = config is None
-    if config is None:
-        direction: Direction = "backward"
-        prefix, looped = causal or lens, bool(summed)
-        config = default_config(keys, vector, y.itemsize, direction, prefix, looped)
-    strides = {"y": y.strides, "g": grad.strides, "dx": contiguous_strides(shape)}
-    # gradients are laid out by shape: where a bias is itself expanded, each element has its own
-    strides |= {n: expanded(own, contiguous_strides(own), shape) for n, own in summed}
-    strides |= _position_strides(shape, causal, lens)
-    pinned = [n for n in strides if n not in ("y", "g", "dx")] if summed else []
-    folded = _plan(shape, strides, pinned, config.long)
-    if folded is None:
-        return None
-    packed = Operand(shape, contiguous_strides(shape), y.itemsize, aligned=True)
-    no_pairs = why_not_paired(folded, {"y": y, "g": grad, "dx": packed}, keys, causal or lens)
-    if chosen and no_pairs is None:
-        config = paired_config(keys, "backward")
-    if config.paired and no_pairs is not None:
-        raise ValueError(f"config.paired does not apply: {no_pairs}")
-    plan, blocks, steps, runs = _cut(folded, config, multiprocessors)
-    programs = _check_programs(blocks * runs)
-    moves = {n: plan.strides.get(n, NONE) for n in ("y", "g", "dx", "query", "lens")}
-    if config.paired:
-        numbers = (
-            plan.rows // 2, blocks, plan.loop, steps, *(moves[n][0] // 2 for n in ("y", "g", "dx")),
-        )  # fmt: skip
-        constants = {
-            "NEEDS_DX": needs_dx, "NEEDS_SUM": bool(summed), **_tiles(config, keys, vector),
-        }  # fmt: skip
-        return Layout(plan, numbers, constants, programs, config.num_warps, config.form, runs)
-    align = {
-        "y": _alignment(moves["y"], y.strides[-1], y.itemsize),
-        "g": _alignment(moves["g"], grad.strides[-1], grad.itemsize),
-        "dx": _alignment(moves["dx"], 1, y.itemsize),
-    }
-    units = {n: _units(s, align.get(n, 1)) for n, s in moves.items()}
-    numbers = (
-        plan.rows, blocks, plan.sizes[1], plan.sizes[2], keys // n_align, plan.loop, steps,
-        *units["y"], *units["g"], *units["dx"], *units["query"][1:], *units["lens"][1:],
-        y.strides[-1], grad.strides[-1],
-    )  # fmt: skip
-    constants = {
-        "Y_ALIGN": align["y"], "G_ALIGN": align["g"], "DX_ALIGN": align["dx"],
-        "N_ALIGN": n_align, "CAUSAL": causal, "HAS_LENS": lens,
-        "NEEDS_DX": needs_dx, "NEEDS_SUM": bool(summed), **_tiles(config, keys, vector),
-    }  # fmt: skip
-    return Layout(plan, numbers, constants, programs, config.num_warps, config.form, runs)
 
 
 def backward_problem(
@@ -438,10 +101,10 @@ def backward_problem(
         dx is not None, tuple((name, tuple(t.shape)) for name, t in summed.items()), causal,
         seq_lens is not None, config, multiprocessor_count(y.device),
     )  # fmt: skip
-    layout = _backward_layout(describe(grad), describe(y), *rest)
+    layout = backward_layout(describe(grad), describe(y), *rest)
     if layout is None:
         grad, y = grad.contiguous(), y.contiguous()
-        layout = _backward_layout(describe(grad), describe(y), *rest)
+        layout = backward_layout(describe(grad), describe(y), *rest)
     if layout is None:
         raise RuntimeError(f"more than three row axes remain in y's shape {tuple(y.shape)}")
     partial = y

@@ -12,7 +12,7 @@ import torch
 
 from fastswin._triton.available import choose_impl, why_not_triton
 from fastswin.ops.masked_softmax.autograd import register_gradients
-from fastswin.ops.masked_softmax.launch import why_not_planned
+from fastswin.ops.masked_softmax.layout import why_not_planned
 from fastswin.ops.masked_softmax.reference import masked_softmax_bwd_ref, masked_softmax_ref
 
 Tensors3 = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
