@@ -4,10 +4,10 @@
     agreement  share of images whose largest logit is the reference's
     max abs    largest difference of any logit from the reference's
 
-Quantised precisions run through the integer reference on the model's calibration. Everything is
-counted batch by batch; nothing but counts is kept, and those of several processes add up. A row
-with a NaN or infinity counts as wrong and is reported, since an arg-max over it would be an
-accident.
+Quantised precisions run in the engine on a GPU, every layer as its scheme says (mix "scheme"), and
+through the integer reference on a CPU. Everything is counted batch by batch; nothing but counts is
+kept, and those of several processes add up. A row with a NaN or infinity counts as wrong and is
+reported, since an arg-max over it would be an accident.
 """
 
 from __future__ import annotations
@@ -15,11 +15,13 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
 from fastswin.bench.precision import fp32_scope
 from fastswin.engine import Engine
+from fastswin.engine.calibration import precision_of
 from fastswin.models import SwinTransformer
 from fastswin.quant import PRESETS, Calibration, QuantizationError, QuantizedSwin
 
@@ -195,7 +197,8 @@ def evaluate_precisions(
         precisions: engine precisions, and names of ``calibrations``; each one row.
         batches, on_batch: as in :func:`evaluate`.
         device: where everything runs.
-        calibrations: ranges by scheme name; such a precision runs through the integer reference.
+        calibrations: ranges by scheme name; such a precision runs in the engine on a GPU, through
+            the integer reference on a CPU.
 
     Raises:
         ValueError: a precision that is unknown, lacks its ranges or cannot run on the device,
@@ -210,16 +213,18 @@ def evaluate_precisions(
                 f"{', '.join(sorted(calibrations)) or 'none'}; run fastswin calibrate --scheme "
                 f"{name} and give its file as --calibration"
             )
-    engines: dict[str, Forward] = {
-        name: Engine(model, name, device=device)  # type: ignore[arg-type]
-        for name in precisions
-        if name not in calibrations
-    }
+    engines: dict[str, Forward] = {}
+    integer = []
+    for name in precisions:
+        ranges = calibrations.get(name)
+        serves: Any = name if ranges is None else precision_of(ranges.scheme)
+        if ranges is not None and (device.type == "cpu" or serves is None):
+            integer.append(name)
+        else:
+            engines[name] = Engine(model, serves, device=device, calibration=ranges, mix="scheme")
     reference = ReferenceModel(model, device)
-    integer = {
-        name: QuantizedSwin(model, calibrations[name]) for name in set(precisions) - set(engines)
-    }
-    candidates = {name: engines[name] if name in engines else integer[name] for name in precisions}
+    engines |= {name: QuantizedSwin(model, calibrations[name]) for name in integer}
+    candidates = {name: engines[name] for name in precisions}
     return evaluate(candidates, reference, batches, device=device, on_batch=on_batch)
 
 

@@ -5,6 +5,7 @@ Importing this module imports no Triton: ``fastswin`` works where Triton is not 
 
 from __future__ import annotations
 
+import functools
 import importlib.util
 import os
 from typing import Literal, get_args
@@ -24,6 +25,7 @@ def interpreting() -> bool:
     return os.environ.get("TRITON_INTERPRET", "0") not in ("", "0")
 
 
+@functools.cache
 def capability(device_index: int) -> tuple[int, int]:
     """Compute capability ``(major, minor)`` of one GPU."""
     return torch.cuda.get_device_capability(device_index)

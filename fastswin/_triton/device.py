@@ -38,6 +38,6 @@ def device_capability(device: torch.device) -> tuple[int, int]:
 
 def on_device(device: torch.device) -> AbstractContextManager:
     """Make ``device`` current for a launch and restore the former one after it."""
-    if device.type != "cuda":
+    if device.type != "cuda" or device.index in (None, torch.cuda.current_device()):
         return contextlib.nullcontext()
     return torch.cuda.device(device)

@@ -12,14 +12,9 @@ HARDWARE_TANH = tl.constexpr(not interpreting())
 
 
 @triton.jit
-def gelu(x):
-    """Erf GELU of fp32 values for a half-precision store: ``0.5 x (1 + tanh(p(x)))``.
-
-    p(x) = x (0.797481171 + 0.0370271522 u - 0.000352069504 u**2), u = min(x**2, 50): within 2.8e-5
-    of ``x * Phi(x)`` for |x| <= 6, a tenth of a half-precision rounding near 1 (the usual tanh
-    formula: 4.7e-4). libdevice's erf doubles the time of a fused MLP (docs/performance.md).
-    """
-    u = tl.minimum(x * x, 50.0)
+def _fitted_tanh(x, square):
+    """``2 Phi(x) - 1`` as ``tanh(p(x))``; ``square`` is ``x * x``."""
+    u = tl.minimum(square, 50.0)
     z = x * (0.797481171 + u * (0.0370271522 - 0.000352069504 * u))
     if HARDWARE_TANH:
         t = tl.inline_asm_elementwise(
@@ -27,8 +22,30 @@ def gelu(x):
         )
     else:
         t = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * z))
+    return t
+
+
+@triton.jit
+def gelu(x):
+    """Erf GELU of fp32 values for a half-precision store: ``0.5 x (1 + tanh(p(x)))``.
+
+    p(x) = x (0.797481171 + 0.0370271522 u - 0.000352069504 u**2), u = min(x**2, 50): within 2.8e-5
+    of ``x * Phi(x)`` for |x| <= 6, a tenth of a half-precision rounding near 1 (the usual tanh
+    formula: 4.7e-4). libdevice's erf doubles the time of a fused MLP (docs/performance.md).
+    """
+    t = _fitted_tanh(x, x * x)
     half = 0.5 * x
     return half + half * t
+
+
+@triton.jit
+def gelu_and_slope(x):
+    """``gelu(x)``, bit for bit, and its derivative ``Phi(x) + x phi(x)``, phi the density."""
+    square = x * x
+    t = _fitted_tanh(x, square)
+    half = 0.5 * x
+    density = 0.3989422804014327 * tl.math.exp2(-0.7213475204444817 * square)
+    return half + half * t, (0.5 + 0.5 * t) + x * density
 
 
 @triton.jit
@@ -53,3 +70,24 @@ def normalize_rows(a, b, C: tl.constexpr, CB: tl.constexpr, eps):
     if CB > 0:
         b = b * rstd[:, None]
     return a, b
+
+
+@triton.jit
+def inverse_step(scale):
+    """``1 / scale`` of fp32 steps as the reference rounds it; 1 where the scale is 0."""
+    return tl.div_rn(1.0, tl.where(scale == 0.0, 1.0, scale))
+
+
+@triton.jit
+def round_to_8_bits(x, FORMAT: tl.constexpr, MAY_BE_NAN: tl.constexpr = True):
+    """Saturate and round fp32 numbers in steps: ``tl.int8`` (-127..127) or ``tl.float8e4nv``.
+
+    int8: adding 1.5 * 2**23 leaves the integer, rounded half to even, in the low byte, exactly;
+    NaN becomes 0. fp8: the hardware's conversion saturates and keeps NaN.
+    """
+    if FORMAT == tl.int8:
+        if MAY_BE_NAN:
+            x = tl.where(x == x, x, 0.0)
+        x = tl.minimum(tl.maximum(x, -127.0), 127.0)
+        return (x + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
+    return x.to(FORMAT)

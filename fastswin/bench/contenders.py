@@ -22,7 +22,7 @@ from torch import nn
 
 from fastswin.bench.built import Built as _Built
 from fastswin.bench.built import Forward
-from fastswin.bench.calibration import seeded_calibration
+from fastswin.bench.calibration import calibration_for
 from fastswin.bench.failures import UnavailableError
 from fastswin.bench.memory import held_mib
 from fastswin.bench.precision import fp32_scope
@@ -114,10 +114,10 @@ def model_for(source: Source, problem: Problem, device: torch.device) -> nn.Modu
     """A copy of the source model in the problem's dtype.
 
     Raises:
-        UnavailableError: int8, which a float model has no form of.
+        UnavailableError: a quantised precision, which a float model has no form of.
     """
-    if problem.dtype == "int8":
-        raise UnavailableError("PyTorch has no int8 form of this model")
+    if problem.quantized:
+        raise UnavailableError(f"PyTorch has no {problem.dtype} form of this model")
     return copy.deepcopy(source.model).to(device, problem.torch_dtype)
 
 
@@ -128,27 +128,34 @@ def _torch_scope(tf32: bool) -> Iterator[None]:
 
 
 def _fastswin(
-    source: Source, problem: Problem, images: torch.Tensor, backend: Any = "auto"
+    source: Source,
+    problem: Problem,
+    images: torch.Tensor,
+    backend: Any = "auto",
+    mix: Any = "auto",
 ) -> _Built:
     try:
         from fastswin.engine import Engine
     except ImportError as error:
         raise UnavailableError(f"fastswin.engine cannot be imported: {error}") from error
     precision: Any = problem.dtype  # its legal values are those of the engine
-    calibration = None
-    if problem.dtype == "int8":
-        if images.is_cuda:
-            raise UnavailableError("the engine runs int8 on CPUs so far")
-        calibration = seeded_calibration(source, problem.swin_config)
+    quantized: dict[str, Any] = {}
+    if problem.quantized:
+        quantized = {"calibration": calibration_for(source, problem, images.device), "mix": mix}
     engine = Engine(
         source.engine_source, precision=precision, device=images.device, backend=backend,
-        calibration=calibration,
+        **quantized,
     )  # fmt: skip
     notes = {}
+    if problem.quantized:
+        engine(images)
+        report = engine.report(len(images), problem.swin_config.image_size)
+        notes = {"mix": mix, "quantized_layers": report.quantized_layers}
+        notes["weights_mib"] = f"{report.weights_mib:.1f}"
     if not images.is_cuda:
         choice = engine.report().backend
         assert choice is not None
-        notes = {"backend": choice.backend, "compute": choice.compute, "reason": choice.reason}
+        notes |= {"backend": choice.backend, "compute": choice.compute, "reason": choice.reason}
     return _Built(engine, graph=images.is_cuda, notes=notes)
 
 
@@ -165,6 +172,13 @@ def _engine_on(backend: str) -> Callable[[Source, Problem, torch.Tensor], _Built
         return _fastswin(source, problem, images, backend)
 
     return build
+
+
+def _fastswin_scheme(source: Source, problem: Problem, images: torch.Tensor) -> _Built:
+    """The engine with every layer quantised that the scheme quantises."""
+    if not problem.quantized:
+        raise UnavailableError(f"{problem.dtype} has no scheme")
+    return _fastswin(source, problem, images, mix="scheme")
 
 
 def _eager(source: Source, problem: Problem, images: torch.Tensor) -> _Built:
@@ -247,6 +261,7 @@ VARIANTS: dict[str, Callable[[Source, Problem, torch.Tensor], _Built]] = {
     "fastswin-onnx-unfolded": export_builder(folded=False),
     "fastswin-openvino": _engine_on("openvino"),
     "fastswin-onnxruntime": _engine_on("onnxruntime"),
+    "fastswin-scheme": _fastswin_scheme,
 }
 
 #: Variants that run where none are named; the rest, slow to build, belong to ``--backends``.

@@ -6,8 +6,8 @@ both given the same images (rounded to the contender's dtype):
     fp32         max |error| <= 1e-4
     tf32         max |error| <= 5e-3
     fp16, bf16   max |error| and relative RMS <= 1.5 x those of the eager model in that dtype
-    int8         both <= 3 x those of the integer reference (quant/convert.py): twice for weights
-                 in 7 bits, where a CPU's products leave no more, and a half for their chance
+    int8, fp8    both <= 1.5 x those of the integer reference (quant/convert.py), on a CPU 3 x:
+                 twice for weights in 7 bits, where its products leave no more
 
 and top-1 agreement of at least 99.5 % (100 % in fp32 and tf32) among the images that are decided:
 where the two largest reference logits lie within twice the allowed error, rounding alone may swap
@@ -30,8 +30,9 @@ from fastswin.bench.source import Source
 
 ABSOLUTE_GATES = {"fp32": 1e-4, "tf32": 5e-3}
 RELATIVE_GATE = 1.5
-INT8_GATE = 3.0
-MIN_TOP1 = {"fp32": 1.0, "tf32": 1.0, "fp16": 0.995, "bf16": 0.995, "int8": 0.995}
+CPU_INT8_GATE = 3.0
+MIN_TOP1 = {"fp32": 1.0, "tf32": 1.0}
+MIN_TOP1_BELOW_FP32 = 0.995
 
 #: Gate, in units of the largest logit, where the eager model itself is not finite.
 FALLBACK_GATE = {"fp16": 1e-2, "bf16": 8e-2}
@@ -92,11 +93,13 @@ def make_gate(source: Source, problem: Problem, device: torch.device) -> Gate:
     images = seeded_images(problem, batches * problem.batch, device, CHECK_SEED)
     exact = Problem(problem.model, "fp32", problem.batch, problem.config, problem.checkpoint)
     reference = _eager_logits(source, exact, images.float())
-    if problem.dtype == "int8":
-        quantized = integer_reference(source, problem.swin_config)
-        answers = [quantized(part.cpu()) for part in images.split(REFERENCE_BATCH)]
-        error, rms = _errors(torch.cat(answers).to(device), reference)
-        max_abs, rel_rms = INT8_GATE * error, INT8_GATE * rms
+    if problem.quantized:
+        quantized = integer_reference(source, problem, device)
+        with fp32_scope(tf32=False):
+            answers = [quantized(part.float()) for part in images.split(REFERENCE_BATCH)]
+        error, rms = _errors(torch.cat(answers), reference)
+        factor = RELATIVE_GATE if device.type == "cuda" else CPU_INT8_GATE
+        max_abs, rel_rms = factor * error, factor * rms
     elif problem.dtype in ABSOLUTE_GATES:
         max_abs, rel_rms = ABSOLUTE_GATES[problem.dtype], None
     else:
@@ -106,7 +109,8 @@ def make_gate(source: Source, problem: Problem, device: torch.device) -> Gate:
             error = FALLBACK_GATE[problem.dtype] * reference.abs().max().item() / RELATIVE_GATE
         max_abs = RELATIVE_GATE * error
         rel_rms = RELATIVE_GATE * rms if finite else None
-    return Gate(images, reference, max_abs, rel_rms, MIN_TOP1[problem.dtype])
+    min_top1 = MIN_TOP1.get(problem.dtype, MIN_TOP1_BELOW_FP32)
+    return Gate(images, reference, max_abs, rel_rms, min_top1)
 
 
 def check(contender: Contender, gate: Gate, batch: int) -> Check:

@@ -80,14 +80,15 @@ class Measurement:
         failures: dict[str, Failure] = {}
         for name in names:
             progress(f"{problem} {name}: building")
-            result = self._build_and_check(name, gate, images[0])
+            result = self.build_and_check(name, gate, images[0])
             if isinstance(result, Failure):
                 failures[name] = result
             else:
                 checked[name] = result
-                peaks[name] = _peak_mib(result[0], images[0])
+                peaks[name] = own_peak_mib(result[0], images[0])
         candidates = [
-            _candidate(contender, images, peaks[name]) for name, (contender, _) in checked.items()
+            make_candidate(contender, images, peaks[name])
+            for name, (contender, _) in checked.items()
         ]
         with exclusive():
             timings = measure(
@@ -104,15 +105,16 @@ class Measurement:
                 outcomes.append(Outcome(problem, name, timing.status, timing.message))
                 continue
             contender, answer = checked[name]
-            record = self._record(contender, answer, gate, timing)
+            record = self.record(contender, answer, gate, timing)
             if (problem, name) in cold_build_s:
                 record["cold_build_s"] = cold_build_s[problem, name]
             outcomes.append(Outcome(problem, name, "ok", record=stamp(self.info, record)))
         return outcomes
 
-    def _build_and_check(
+    def build_and_check(
         self, name: str, gate: Gate, images: torch.Tensor
     ) -> tuple[Contender, Check] | Failure:
+        """A contender that answers rightly, or what is wrong with it."""
         flags = tf32_state()
         try:
             contender = build_contender(name, self.source, self.problem, images)
@@ -126,7 +128,8 @@ class Measurement:
             return Failure("red", "it changed PyTorch's global TF32 flags")
         return Failure("red", answer.failure) if answer.failure else (contender, answer)
 
-    def _record(self, contender: Contender, answer: Check, gate: Gate, timing: Timing) -> Record:
+    def record(self, contender: Contender, answer: Check, gate: Gate, timing: Timing) -> Record:
+        """The record of a timed contender, not stamped yet."""
         problem = self.problem
         config = problem.swin_config
         return {
@@ -139,7 +142,13 @@ class Measurement:
             "p80_ms": timing.p80_ms,
             "p90_ms": timing.p90_ms,
             "peak_mib": timing.peak_mib,
-            "roofline_ms": roofline_ms(config, problem.batch, problem.dtype, self.ceilings),
+            "roofline_ms": roofline_ms(
+                config,
+                problem.batch,
+                problem.dtype,
+                self.ceilings,
+                problem.image_dtype(self.device),
+            ),
             "max_abs_err": answer.max_abs_err,
             "graph": contender.graph or timing.graph,
             "tf32": contender.tf32,
@@ -160,7 +169,7 @@ class Measurement:
         }
 
 
-def _peak_mib(contender: Contender, images: torch.Tensor) -> float | None:
+def own_peak_mib(contender: Contender, images: torch.Tensor) -> float | None:
     """Peak of one call, while no later contender holds memory; None on a CPU."""
     if not images.is_cuda:
         return None
@@ -168,9 +177,10 @@ def _peak_mib(contender: Contender, images: torch.Tensor) -> float | None:
         return peak_mib(lambda: contender.forward(images), contender.held_before_mib)
 
 
-def _candidate(
+def make_candidate(
     contender: Contender, images: Sequence[torch.Tensor], peak: float | None
 ) -> Candidate:
+    """What is timed: the contender on image batches in turn."""
     turn = 0
 
     def call() -> object:

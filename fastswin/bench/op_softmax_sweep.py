@@ -1,8 +1,8 @@
 """Launch configurations of every softmax problem, tried on the card: what config.py should pick.
 
 Kernels are compiled first, by several processes on tensors without data, into Triton's cache; then
-each configuration is timed on real data, in one process, and the best are printed as percent of
-the copy rate measured in the same run.
+each configuration is compared with the default (and with itself, bit by bit), timed on real data in
+one process, and the best are printed as percent of the copy rate measured in the same run.
 """
 
 from __future__ import annotations
@@ -11,18 +11,15 @@ import concurrent.futures
 import dataclasses
 import multiprocessing
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
 from fastswin.bench.failures import describe, release_memory
+from fastswin.bench.op_softmax_candidates import configurations
 from fastswin.bench.op_softmax_problems import PROBLEMS, SCALE, Inputs, SoftmaxProblem
 from fastswin.bench.roofline import measure_ceilings
-from fastswin.ops.masked_softmax.config import (
-    MAX_PAIRED_ROW,
-    SoftmaxConfig,
-    next_power_of_2,
-)
+from fastswin.ops.masked_softmax.config import SoftmaxConfig
 
 #: Rounds of timed calls per configuration; the median round counts.
 ROUNDS = 3
@@ -38,6 +35,9 @@ SWEPT = tuple(
     if p.case not in ("masked_1x8x1024x1024", "window_4096x3x49x49", "tril_3x64x1000x1000")
 )
 
+#: Part of the deadline after which no further configuration is compiled.
+COMPILING_SHARE = 0.5
+
 #: Messages of failed compilations printed at most.
 MESSAGES = 10
 
@@ -45,72 +45,6 @@ MESSAGES = 10
 BEST = 6
 
 Job = tuple[str, str, SoftmaxConfig | None]
-
-
-def configurations(problem: SoftmaxProblem, direction: str) -> list[SoftmaxConfig | None]:
-    """Candidates of one problem; None, the default, first."""
-    keys, itemsize = problem.shape[-1], problem.torch_dtype.itemsize
-    vector = 16 // itemsize
-    while keys % vector:
-        vector //= 2
-    found = list(_whole_rows(problem, keys, vector, direction))
-    if problem.kind == "window" and keys % 2 and keys <= MAX_PAIRED_ROW and itemsize == 2:
-        found = list(_paired_rows(keys))
-    if keys >= 16384:
-        found += list(_long_rows(keys, vector, direction))
-    return [None, *dict.fromkeys(found)]
-
-
-def _whole_rows(
-    problem: SoftmaxProblem, keys: int, vector: int, direction: str
-) -> Iterator[SoftmaxConfig]:
-    looped = problem.kind in ("masked", "window") and direction == "forward"
-    looped = looped or (problem.kind == "window" and direction == "backward")
-    least = 24 if keys < 64 else 12
-    limit = 80 if direction == "forward" and not looped else 64
-    for warps in (1, 2, 4, 8, 16):
-        for lanes in (2, 4, 8, 16, 32, 64, 128, 256, 512, 1024):
-            block = lanes * vector
-            if block > 2 * next_power_of_2(keys) or lanes > WARP_LANES * warps * 2:
-                continue
-            chunks = -(-keys // block)
-            if chunks > (4 if problem.kind == "tril" else 16):
-                continue
-            for rows in (1, 2, 4, 8, 16, 32, 64, 128):
-                threads = WARP_LANES * warps
-                held = rows * chunks * block / threads
-                if rows * block < threads * vector or not least <= held <= limit:
-                    continue
-                if chunks * block > 1.35 * keys:
-                    continue
-                yield SoftmaxConfig(rows, block, warps)
-                if looped and held >= 24:
-                    yield SoftmaxConfig(rows, block, warps, steps=8)
-
-
-def _paired_rows(keys: int) -> Iterator[SoftmaxConfig]:
-    for lanes in (4, 8, 16):
-        for warps in (1, 2, 4):
-            for pairs in (1, 2, 4):  # per thread
-                if pairs * -(-keys // lanes) <= 32:
-                    rows = 2 * pairs * warps * WARP_LANES // lanes
-                    for steps in (0, 8, 24, 48):
-                        yield SoftmaxConfig(rows, lanes, warps, steps=steps, paired=True)
-
-
-def _long_rows(keys: int, vector: int, direction: str) -> Iterator[SoftmaxConfig]:
-    for warps in (8, 16, 32):
-        for vectors in (1, 2, 4):
-            block = WARP_LANES * warps * vector * vectors
-            if block * 2 > keys:
-                continue
-            for kept in (0, 2, 4, 6):
-                tensors = 1 if direction == "forward" else 2
-                if kept * vectors * vector * tensors <= 2048 // warps:
-                    yield SoftmaxConfig(1, block, warps, long=True, kept=kept)
-
-
-WARP_LANES = 32
 
 
 def _launch(
@@ -195,12 +129,22 @@ def _describe(config: SoftmaxConfig | None) -> str:
         return "default"
     form = f"long kept={config.kept}" if config.long else f"rows={config.block_rows:3d}"
     form = f"paired {form}" if config.paired else form
-    steps = f" steps={config.steps}" if config.steps else ""
-    return f"{form} keys={config.block_keys:5d} warps={config.num_warps:2d}{steps}"
+    rest = f" steps={config.steps}" if config.steps else ""
+    rest += f" stages={config.stages}" if config.stages > 1 else ""
+    if config.programs_per_multiprocessor:
+        rest += f" programs={config.programs_per_multiprocessor:g}"
+    return f"{form} keys={config.block_keys:5d} warps={config.num_warps:2d}{rest}"
 
 
 def sweep(device: torch.device, names: Sequence[str], workers: int, deadline_s: float) -> None:
-    """Compile, time and print; problems that do not fit the deadline are named."""
+    """Compile, check, time and print; what does not fit the deadline is named.
+
+    Args:
+        device: where to measure.
+        names: cases; empty takes the ones with kernels of their own.
+        workers: compiling processes.
+        deadline_s: seconds; no configuration is timed later, none compiled after half of it.
+    """
     start = time.monotonic()
     problems = [p for p in PROBLEMS if p.case in names] if names else list(SWEPT)
     jobs: list[Job] = [
@@ -209,43 +153,102 @@ def sweep(device: torch.device, names: Sequence[str], workers: int, deadline_s: 
         for direction in ("forward", "backward")
         for config in configurations(p, direction)
     ]
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(workers, mp_context=context) as pool:
-        answers = list(pool.map(_compile, jobs, chunksize=4))
-    failed = [(job, why) for job, why in zip(jobs, answers, strict=True) if why]
-    for (case, direction, config), why in failed[:MESSAGES]:
+    answers = _compile_all(jobs, workers, deadline_s * COMPILING_SHARE)
+    failed = {job: why for job, why in answers.items() if why}
+    for case, direction, config in list(failed)[:MESSAGES]:
+        why = failed[case, direction, config]
         print(f"{case} {direction} {_describe(config)}: {why}")
-    print(f"{len(failed)} of {len(jobs)} configurations do not compile", flush=True)
-    print(f"{len(jobs)} kernels compiled in {time.monotonic() - start:.0f} s", flush=True)
+    print(f"{len(failed)} of {len(answers)} configurations do not compile")
+    print(f"{len(answers)} of {len(jobs)} compiled in {time.monotonic() - start:.0f} s", flush=True)
     copy_tbs = measure_ceilings(device, ["fp16"]).copy_tbs
     print(f"copy {copy_tbs:.3f} TB/s", flush=True)
     for problem in problems:
         for direction in ("forward", "backward"):
-            if time.monotonic() - start > deadline_s:
-                print(f"{problem.case} {direction}: skipped, the deadline is over")
-                continue
-            _sweep_one(problem, direction, device, copy_tbs)
+            wanted = [
+                c
+                for c in configurations(problem, direction)
+                if answers.get((problem.case, direction, c)) == ""
+            ]
+            _sweep_one(problem, direction, wanted, device, copy_tbs, start + deadline_s)
+    print(f"swept in {time.monotonic() - start:.0f} s", flush=True)
+
+
+def _compile_all(jobs: Sequence[Job], workers: int, limit_s: float) -> dict[Job, str]:
+    """Why each job does not compile, nothing where it does; jobs past the limit are left out."""
+    context = multiprocessing.get_context("spawn")
+    pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=context)
+    waiting = {pool.submit(_compile, job): job for job in jobs}
+    done, _ = concurrent.futures.wait(waiting, timeout=limit_s)
+    pool.shutdown(wait=True, cancel_futures=True)
+    return {waiting[future]: future.result() for future in done}
 
 
 def _sweep_one(
-    problem: SoftmaxProblem, direction: str, device: torch.device, copy_tbs: float
+    problem: SoftmaxProblem,
+    direction: str,
+    configs: Sequence[SoftmaxConfig | None],
+    device: torch.device,
+    copy_tbs: float,
+    deadline: float,
 ) -> None:
+    """Time ``configs``, the default first, until the clock says ``deadline``."""
+    if time.monotonic() > deadline:
+        print(f"{problem.case} {direction}: skipped, the deadline is over", flush=True)
+        return
     inputs = problem.make(device, seed=0)
     if direction == "backward":  # y must be probabilities: zeros where keys are dead
         inputs = dataclasses.replace(inputs, x=problem.fastswin(inputs))
     floor_ms = problem.live_bytes(inputs, direction) / copy_tbs * 1e-9
+    want = None
     rows: list[tuple[float, str]] = []
-    for config in configurations(problem, direction):
+    left = 0
+    for config in configs:
+        if time.monotonic() > deadline:
+            left += 1
+            continue
         try:
             call = _launch(problem, inputs, direction, config)
+            found = _tensors(call())
+            want = want or [t.clone() for t in found]
+            wrong = _difference(found, want) or _varies(call, found)
+            if wrong:
+                print(f"{problem.case} {direction} {_describe(config)}: WRONG, {wrong}", flush=True)
+                continue
             rows.append((_median_ms(call), _describe(config)))
         except Exception as error:
             print(f"{problem.case} {direction} {_describe(config)}: {describe(error).message}")
     shown = sorted(rows)[:BEST]
     shown += [row for row in rows if row[1] == "default" and row not in shown]
-    print(f"{problem.case} {problem.dtype} {direction}, {len(rows)} configurations")
+    print(
+        f"{problem.case} {problem.dtype} {direction}, {len(rows)} configurations, {left} not tried"
+    )
     for latency_ms, name in shown:
         print(f"  {latency_ms:8.4f} ms  {100 * floor_ms / latency_ms:5.1f} % of copy  {name}")
     print(flush=True, end="")
-    del inputs
+    del inputs, want
     release_memory()
+
+
+def _tensors(result: object) -> list[torch.Tensor]:
+    """The tensors of one call's result."""
+    items = result if isinstance(result, tuple) else (result,)
+    return [t for t in items if isinstance(t, torch.Tensor)]
+
+
+def _difference(found: Sequence[torch.Tensor], want: Sequence[torch.Tensor]) -> str:
+    """How far ``found`` is off, nothing where only the order of additions can be the reason."""
+    for ours, theirs in zip(found, want, strict=True):
+        if theirs.numel() == 0:
+            continue
+        largest = theirs.abs().max().item()
+        off = (ours - theirs).abs_().max().item()
+        if not off <= 4 * torch.finfo(theirs.dtype).eps * largest:
+            return f"off by {off:.3g} of {largest:.3g}"
+    return ""
+
+
+def _varies(call: Callable[[], object], found: Sequence[torch.Tensor]) -> str:
+    """Whether a second run gives other bits."""
+    before = [t.clone() for t in found]
+    same = all(torch.equal(a, b) for a, b in zip(_tensors(call()), before, strict=True))
+    return "" if same else "two runs differ"

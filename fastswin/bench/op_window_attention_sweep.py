@@ -87,12 +87,13 @@ def _call(
     qkv = empty(B, side, side, 3 * C, dtype=problem.torch_dtype)
     grad = empty(B, side, side, C, dtype=problem.torch_dtype)
     out = empty(B, side, side, C, dtype=problem.torch_dtype)
-    lse = empty(windows, problem.heads, N).abs() + 8.0  # any row statistics take the same time
+    # any row statistics take the same time
+    row_stats = empty(windows, problem.heads, N, 2).abs() + 8.0
     table = empty(4, problem.heads, NP, NP)
     head_scale = empty(problem.heads).abs() if problem.cosine else None
     needs = Needs(True, True, True, bias=True, logit_scale=problem.cosine, pad=False)
     return lambda: window_attention_bwd(
-        grad, qkv, out, lse, table, head_scale, None, 32**-0.5, problem.heads,
+        grad, qkv, out, row_stats, table, head_scale, None, 32**-0.5, problem.heads,
         (problem.window,) * 2, (problem.shift,) * 2, False, needs, config=config,
     )  # fmt: skip
 

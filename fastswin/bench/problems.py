@@ -13,15 +13,17 @@ from collections.abc import Sequence
 
 import torch
 
+from fastswin.engine.precision import QUANTIZED
 from fastswin.models import SwinConfig, find_variant
 
-#: Per precision: dtype of images and results, and whether fp32 products run in TF32.
+#: Per precision: dtype of images and results, and whether fp32 products run in TF32. Quantised
+#: precisions take half-precision images on a GPU (:meth:`Problem.image_dtype`).
 PRECISIONS: dict[str, tuple[torch.dtype, bool]] = {
     "fp32": (torch.float32, False),
     "tf32": (torch.float32, True),
     "fp16": (torch.float16, False),
     "bf16": (torch.bfloat16, False),
-    "int8": (torch.float32, False),
+    **{name: (torch.float32, False) for name in QUANTIZED},
 }
 
 #: Models of each suite, small ones first so that a deadline cuts the dear ones.
@@ -37,6 +39,12 @@ SUITES: dict[str, tuple[str, ...]] = {
         "swinv2_small_window8_256",
         "swinv2_base_window16_256",
         "swinv2_base_window12to24_192to384",
+    ),
+    "quant": (
+        "swin_tiny_patch4_window7_224",
+        "swin_small_patch4_window7_224",
+        "swin_base_patch4_window7_224",
+        "swin_large_patch4_window7_224",
     ),
 }
 
@@ -80,6 +88,15 @@ class Problem:
     @property
     def torch_dtype(self) -> torch.dtype:
         return PRECISIONS[self.dtype][0]
+
+    @property
+    def quantized(self) -> bool:
+        """Whether it needs a calibrated model."""
+        return self.dtype in QUANTIZED
+
+    def image_dtype(self, device: torch.device) -> torch.dtype:
+        """Of the images that contenders are given on a device."""
+        return torch.float16 if self.quantized and device.type == "cuda" else self.torch_dtype
 
     @property
     def tf32(self) -> bool:
@@ -148,4 +165,4 @@ def seeded_images(problem: Problem, count: int, device: torch.device, seed: int)
     config = problem.swin_config
     generator = torch.Generator().manual_seed(seed)
     images = torch.randn(count, config.in_channels, *config.image_size, generator=generator)
-    return images.to(device, problem.torch_dtype)
+    return images.to(device, problem.image_dtype(device))

@@ -17,8 +17,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fastswin.bench.backends import make_backend_table
+from fastswin.bench.export_tables import make_engine_table, make_export_table
 from fastswin.bench.record import DEFAULT_ROOT, load_document
-from fastswin.bench.tables import make_table, to_markdown
+from fastswin.bench.tables import filter_records, make_table, to_markdown
 from fastswin.data.atomic import write_text
 
 _BLOCK = re.compile(
@@ -28,6 +30,13 @@ _BLOCK = re.compile(
     re.DOTALL,
 )
 _MARKER = re.compile(r"<!-- bench:[\w@.-]+:(?:begin|end)[^>]*-->")
+
+#: Suites whose table is not the usual one.
+TABLES = {
+    "backends": make_backend_table,
+    "export": make_export_table,
+    "tensorrt_rtx": make_engine_table,
+}
 
 FILTER_FIELDS = ("case", "dtype", "batch", "variant")
 
@@ -48,7 +57,8 @@ def markdown_for(name: str, root: Path, filters: dict[str, list[str]] | None = N
     for path in sorted(root.glob(f"{card or '*'}/{suite}.json")):
         document = load_document(path)
         if document is not None:
-            table = make_table(document, filters)
+            document = filter_records(document, filters or {})
+            table = TABLES.get(suite, make_table)(document)
             if table.rows:
                 parts.append(to_markdown(table))
     return "\n\n".join(parts) or f"No records for {name} yet."

@@ -19,6 +19,7 @@ import torch
 from fastswin.bench.precision import fp32_scope
 from fastswin.bench.problems import PRECISIONS
 from fastswin.bench.timing import Candidate, Timing, make_clock, measure
+from fastswin.engine.precision import QUANTIZED
 from fastswin.models import SwinConfig
 
 #: Bytes to copy: far beyond any L2, 2 GiB on a GPU.
@@ -123,7 +124,13 @@ def swin_fused_bytes(
     return itemsize * (batch * elements + swin_weights(config))
 
 
-def roofline_ms(config: SwinConfig, batch: int, dtype: str, ceilings: Ceilings) -> float:
+def roofline_ms(
+    config: SwinConfig,
+    batch: int,
+    dtype: str,
+    ceilings: Ceilings,
+    storage: torch.dtype | None = None,
+) -> float:
     """Floor of one forward in ms.
 
     The bytes are those of two kernels a block, not five: a floor that a better fusion could pass
@@ -133,8 +140,10 @@ def roofline_ms(config: SwinConfig, batch: int, dtype: str, ceilings: Ceilings) 
         config, batch: the problem.
         dtype: precision; must be among the measured GEMM rates.
         ceilings: measured in the same run.
+        storage: of activations and weights, None that of the precision; 8-bit layers count as if
+            they were stored so too, since the residual stream is.
     """
-    itemsize = torch.empty((), dtype=PRECISIONS[dtype][0]).element_size()
+    itemsize = torch.empty((), dtype=storage or PRECISIONS[dtype][0]).element_size()
     compute_ms = swin_flops(config, batch) / ceilings.gemm_tflops[dtype] * 1e-9
     memory_ms = swin_fused_bytes(config, batch, itemsize, 2) / ceilings.copy_tbs * 1e-9
     return max(compute_ms, memory_ms)
@@ -149,12 +158,34 @@ def _copy_tbs(device: torch.device, seconds: float) -> float:
 
 def _gemm_tflops(device: torch.device, dtype: str, seconds: float) -> float:
     side = GEMM_SIDE[device.type]
+    if dtype in QUANTIZED and device.type == "cuda":
+        return _eight_bit_tflops(device, side, seconds)
     torch_dtype, tf32 = PRECISIONS[dtype]
     a, b = (torch.randn(side, side, device=device).to(torch_dtype) for _ in range(2))
     out = torch.empty_like(a)
     with fp32_scope(tf32=tf32):
         latency_ms = _median_ms(lambda: torch.mm(a, b, out=out), device, seconds)
     return 2 * side**3 / latency_ms * 1e-9
+
+
+def _eight_bit_tflops(device: torch.device, side: int, seconds: float) -> float:
+    """The library's fp8 product, whose peak int8 shares; int8 itself on cards without fp8."""
+    if torch.cuda.get_device_capability(device) >= (8, 9):
+        a, b = (torch.randn(side, side, device=device).to(torch.float8_e4m3fn) for _ in range(2))
+        one = torch.ones((), device=device)
+
+        def call() -> object:
+            return torch._scaled_mm(
+                a, b.t(), one, one, out_dtype=torch.float16, use_fast_accum=True
+            )
+
+    else:
+        x, y = (torch.randint(-9, 9, (side, side), device=device).to(torch.int8) for _ in range(2))
+
+        def call() -> object:
+            return torch._int_mm(x, y.t())
+
+    return 2 * side**3 / _median_ms(call, device, seconds) * 1e-9
 
 
 def _median_ms(call: object, device: torch.device, seconds: float) -> float:

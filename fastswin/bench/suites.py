@@ -143,7 +143,7 @@ def run_model_suite(
             progress(f"{problem}: {skipped}")
             continue
         try:
-            with _current(target):
+            with current_device(target):
                 measured = Measurement(problem, sources.get(problem), target, ceilings, info)
                 found = measured.run(
                     names,
@@ -176,7 +176,7 @@ def clock_precision(device: torch.device) -> str:
 
 def measure_device(device: torch.device, problems: Sequence[Problem]) -> Ceilings:
     """Copy and GEMM rates for the precisions of these problems."""
-    with _current(device):
+    with current_device(device):
         return measure_ceilings(device, [clock_precision(device), *(p.dtype for p in problems)])
 
 
@@ -198,7 +198,7 @@ def choose_device(device: str | torch.device | None) -> tuple[torch.device, list
     return target, []
 
 
-def _current(device: torch.device) -> contextlib.AbstractContextManager[object]:
+def current_device(device: torch.device) -> contextlib.AbstractContextManager[object]:
     """Make a GPU the current one: events, streams and memory statistics belong to that."""
     return torch.cuda.device(device) if device.type == "cuda" else contextlib.nullcontext()
 

@@ -59,14 +59,23 @@ class Table:
     caption: str
 
 
-def make_table(document: Document, filters: Mapping[str, Sequence[str]] | None = None) -> Table:
-    """Build the table of one document.
+def filter_records(document: Document, filters: Mapping[str, Sequence[str]]) -> Document:
+    """A document with those records alone whose fields have one of the values given for them.
 
     Args:
-        document: as stored.
+        document: as stored; not modified.
         filters: per field of a record ("case", "dtype", "batch", "variant") the values to keep.
     """
-    records = [r for r in document["records"] if _kept(r, filters or {})]
+
+    def kept(record: Record) -> bool:
+        return all(str(record.get(field)) in values for field, values in filters.items())
+
+    return {**document, "records": [r for r in document["records"] if kept(r)]}
+
+
+def make_table(document: Document) -> Table:
+    """Build the usual table of one document."""
+    records = document["records"]
     found = {record["variant"] for record in records}
     variants = [v for v in VARIANT_ORDER if v in found] + sorted(found - set(VARIANT_ORDER))
     groups: dict[Key, dict[str, Record]] = {}
@@ -176,7 +185,7 @@ def _speed_up(group: Mapping[str, Record]) -> str:
 
 
 def _caption(document: Document, records: Sequence[Record]) -> str:
-    commits = sorted({_short(record.get("commit", document["commit"])) for record in records})
+    commits = sorted({short_commit(record.get("commit", document["commit"])) for record in records})
     versions = sorted(
         {
             f"torch {record.get('torch', document['torch'])}"
@@ -189,16 +198,13 @@ def _caption(document: Document, records: Sequence[Record]) -> str:
     )
     return (
         f"{document['gpu']}; {' / '.join(versions) or 'torch ' + document['torch']}; commit "
-        f"{', '.join(commits) or _short(document['commit'])}; {document['created']}; {ceilings}. "
+        f"{', '.join(commits) or short_commit(document['commit'])}; {document['created']}; {ceilings}. "
         f"Median latency in ms; speed-up of fastswin over {BASELINE}."
     )
 
 
-def _kept(record: Record, filters: Mapping[str, Sequence[str]]) -> bool:
-    return all(str(record.get(field)) in values for field, values in filters.items())
-
-
-def _short(commit: Any) -> str:
+def short_commit(commit: Any) -> str:
+    """The first ten digits, and ``-dirty`` where it is."""
     head, dash, rest = str(commit).partition("-")
     return head[:10] + dash + rest
 

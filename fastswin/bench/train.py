@@ -153,7 +153,7 @@ def _measure(
         progress(f"{problem} {name}: building")
         held, began = held_mib(), time.perf_counter()
         try:
-            trainee = build_trainee(name, source, problem.dtype, device)
+            trainee = build_trainee(name, source, problem.dtype, device, images)
             facts[name] = {"gradient_error": gate.error(trainee), "gradient_gate": gate.bound}
             facts[name]["stream_dtypes"] = stream_dtype(trainee, images[:CHECK_BATCH])
             if not facts[name]["gradient_error"] <= gate.bound:
@@ -235,7 +235,7 @@ def _gradients(
     variant: str, source: Source, dtype: str, device: torch.device, images: torch.Tensor,
     labels: torch.Tensor,
 ) -> dict[str, torch.Tensor]:  # fmt: skip
-    return build_trainee(variant, source, dtype, device).gradients(images, labels)
+    return build_trainee(variant, source, dtype, device, images).gradients(images, labels)
 
 
 def _batch(problem: Problem, device: torch.device, count: int) -> tuple[torch.Tensor, torch.Tensor]:

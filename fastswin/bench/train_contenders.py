@@ -1,10 +1,13 @@
 """The ways to train one model that a user would choose between, each as one optimiser step.
 
-    eager                 the framework's model under autocast
-    compile               torch.compile of it
-    fastswin              fastswin.accelerate of it
-    fastswin-compile      torch.compile of that
-    fastswin-bf16-stream  fastswin with the residual stream in bf16 (other numbers: opt-in)
+    eager                       the framework's model under autocast
+    compile                     torch.compile of it
+    compile-reduce-overhead     the same, replayed from CUDA graphs
+    fastswin                    fastswin.accelerate of it
+    fastswin-compile            torch.compile of that
+    fastswin-graph              fastswin, replayed from CUDA graphs (capture_training)
+    fastswin-bf16-stream        fastswin with the residual stream in bf16 (other numbers: opt-in)
+    fastswin-bf16-stream-graph  both
 
 All start from copies of the same weights, with AdamW (fused on a GPU) and the same images. Every
 record states the dtype that the residual stream has after the first block.
@@ -21,10 +24,13 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from fastswin.accelerate import accelerate
+from fastswin.accelerate import accelerate, capture_training
 from fastswin.bench.source import Source
 
-VARIANTS = ("eager", "compile", "fastswin", "fastswin-compile", "fastswin-bf16-stream")
+VARIANTS = (
+    "eager", "compile", "compile-reduce-overhead", "fastswin", "fastswin-compile",
+    "fastswin-graph", "fastswin-bf16-stream", "fastswin-bf16-stream-graph",
+)  # fmt: skip
 
 #: Autocast dtype by the name of the precision; None trains in fp32.
 DTYPES: dict[str, torch.dtype | None] = {
@@ -84,7 +90,9 @@ class Trainee:
         return found
 
 
-def build_trainee(variant: str, source: Source, dtype: str, device: torch.device) -> Trainee:
+def build_trainee(
+    variant: str, source: Source, dtype: str, device: torch.device, images: torch.Tensor
+) -> Trainee:
     """A fresh copy of the source's weights, ready to train.
 
     Args:
@@ -92,6 +100,7 @@ def build_trainee(variant: str, source: Source, dtype: str, device: torch.device
         source: the model; without timm its eager form has its attention on plain PyTorch.
         dtype: key of :data:`DTYPES`.
         device: where it trains.
+        images: a batch of the steps to come; captured variants take no other shape.
 
     Raises:
         ValueError: unknown ``variant`` or ``dtype``.
@@ -104,11 +113,15 @@ def build_trainee(variant: str, source: Source, dtype: str, device: torch.device
     model = copy.deepcopy(source.engine_source if ours else source.model)
     model = model.to(device).requires_grad_(True).train()
     if ours:
-        stream = torch.bfloat16 if variant == "fastswin-bf16-stream" else None
+        stream = torch.bfloat16 if "bf16-stream" in variant else None
         accelerate(model, residual_dtype=stream)
     forward: Callable[[torch.Tensor], torch.Tensor] = model
     if variant in ("compile", "fastswin-compile"):
         forward = torch.compile(model, dynamic=False)
+    elif variant == "compile-reduce-overhead":
+        forward = torch.compile(model, dynamic=False, mode="reduce-overhead")
+    elif variant.endswith("-graph"):
+        forward = capture_training(model, images, autocast=DTYPES[dtype])
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY,
         fused=device.type == "cuda",

@@ -46,12 +46,12 @@ WARMUP_STEPS, STEPS_PER_SAMPLE = 10, 5
 def worker(problem: Problem, variant: str, seconds: float, device: torch.device) -> Record | None:
     """Train in this process of a group that is initialised; the record on rank 0."""
     world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
-    trainee = build_trainee(variant, build_source(problem), problem.dtype, device)
-    ids = [device.index] if device.type == "cuda" else None
-    trainee.forward = nn.parallel.DistributedDataParallel(
-        trainee.model, device_ids=ids, gradient_as_bucket_view=True
-    )
     images = seeded_images(problem, problem.batch, device, seed=rank).float()
+    trainee = build_trainee(variant, build_source(problem), problem.dtype, device, images)
+    ids = [device.index] if device.type == "cuda" else None
+    module = trainee.forward if isinstance(trainee.forward, nn.Module) else trainee.model
+    ddp = nn.parallel.DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
+    trainee.forward = ddp
     labels = torch.arange(problem.batch, device=device) % problem.swin_config.num_classes
     for _ in range(WARMUP_STEPS if device.type == "cuda" else 1):
         trainee.step(images, labels)

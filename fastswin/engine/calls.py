@@ -23,6 +23,7 @@ from fastswin._triton.tiles import cdiv
 from fastswin.engine import operators
 from fastswin.engine.forward import BoundPlan, Forward
 from fastswin.engine.prepare import PreparedBlock
+from fastswin.engine.quantized.prepare import LayerForms
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +36,7 @@ class Call:
             "head", "add" or the function's own name.
         function: what was called.
         args, kwargs: with these.
-        result: and what it returned.
+        result: and what it returned; of a pair the first.
         count: calls of this kind (same layer, function and shapes) in the stage.
     """
 
@@ -69,10 +70,21 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
     name: getattr(operators, name) for name in operators.__all__
 }
 
+#: Operators whose result has the shape of their first argument.
+_SAME_SHAPE = (
+    operators.layer_norm, operators.layer_norm_per_token, operators.mlp, operators.quantize,
+    operators.quantize_per_token,
+)  # fmt: skip
+
 #: Layer of an operator whose weight does not say it.
 _LAYERS = {
     "packed_window_attention": "attention",
     "window_attention_ref": "attention",
+    "quantized_window_attention_ref": "attention",
+    "layer_norm_per_token": "norm",
+    "quantize": "quantize",
+    "quantize_per_token": "quantize",
+    "add": "add",
     "layer_norm": "norm",
     "mlp": "mlp",
     "gather_neighbours": "merge",
@@ -95,7 +107,7 @@ def record_calls(
             kernel is compiled.
     """
     recorder = _Recorder(execute)
-    noted = Forward(forward.config, forward.weights, forward.precision, recorder)
+    noted = type(forward)(forward.config, forward.weights, forward.precision, recorder)
     with recorder:
         x = noted.embed(images, bound.plan)
         for index, stage in enumerate(bound.plan.stages):
@@ -113,8 +125,12 @@ def record_calls(
 
 
 def _weights_of(block: PreparedBlock) -> dict[int, str]:
-    layers = ("qkv", "proj", "fc1", "fc2")
-    return {getattr(block, name).weight.data_ptr(): name for name in layers}
+    found = {}
+    for name in ("qkv", "proj", "fc1", "fc2"):
+        linear = getattr(block, name)
+        for weight in linear.placed if isinstance(linear, LayerForms) else [linear.weight]:
+            found[weight.data_ptr()] = name
+    return found
 
 
 class _Recorder(TorchFunctionMode):
@@ -155,7 +171,7 @@ class _Recorder(TorchFunctionMode):
 
     def _operator(
         self, function: Callable[..., torch.Tensor], args: tuple, kwargs: dict[str, Any]
-    ) -> torch.Tensor:
+    ) -> Any:
         self._inside = True
         try:
             if self._execute or not launches_kernel(function, kwargs):
@@ -163,32 +179,43 @@ class _Recorder(TorchFunctionMode):
             elif kwargs.get("out") is not None:
                 result = kwargs["out"]
             else:
-                result = args[0].new_empty(
-                    _shape_of(function, args), dtype=kwargs.get("dtype") or args[0].dtype
-                )
+                result = _empty_result(function, args, kwargs)
         finally:
             self._inside = False
         self._note(function, args, kwargs, result)
         return result
 
-    def _note(
-        self, function: Callable, args: tuple, kwargs: dict[str, Any], result: torch.Tensor
-    ) -> None:
+    def _note(self, function: Callable, args: tuple, kwargs: dict[str, Any], result: Any) -> None:
         name = function.__name__.strip("_")
         pointers = [a.data_ptr() for a in args if isinstance(a, torch.Tensor)]
         layer = next((self._weights[p] for p in pointers if p in self._weights), None)
         if name == "mlp" or layer is None:
             layer = _LAYERS.get(name) or self._default or name
-        call = Call(self._stage, layer, function, args, kwargs, result)
+        first = result[0] if isinstance(result, tuple) else result
+        call = Call(self._stage, layer, function, args, kwargs, first)
         key = call.stage, call.layer, call.signature
         self._calls.setdefault(key, call)
         self._counts[key] += 1
 
 
+def _empty_result(
+    function: Callable[..., torch.Tensor], args: tuple, kwargs: dict[str, Any]
+) -> Any:
+    """Memory like an operator's result."""
+    x = args[0]
+    dtype = kwargs.get("out_dtype") or kwargs.get("dtype") or x.dtype
+    if function in (operators.quantize, operators.quantize_per_token):
+        dtype = args[-1]
+    result = x.new_empty(_shape_of(function, args), dtype=dtype)
+    if function in (operators.layer_norm_per_token, operators.quantize_per_token):
+        return result, x.new_empty(x.shape[:-1], dtype=torch.float32)
+    return result
+
+
 def _shape_of(function: Callable[..., torch.Tensor], args: tuple) -> tuple[int, ...]:
     """Shape of an operator's result."""
     x = args[0]
-    if function is operators.linear:
+    if function in (operators.linear, operators.quantized_linear):
         return (*x.shape[:-1], args[1].shape[0])
     if function is operators.packed_window_attention:
         return (*x.shape[:3], x.shape[3] // 3)
@@ -200,7 +227,7 @@ def _shape_of(function: Callable[..., torch.Tensor], args: tuple) -> tuple[int, 
     if function is operators.patch_embed:
         C, _, patch, _ = args[1].shape
         return x.shape[0], cdiv(x.shape[2], patch), cdiv(x.shape[3], patch), C
-    if function in (operators.layer_norm, operators.mlp):
+    if function in _SAME_SHAPE:
         return tuple(x.shape)
     raise NotImplementedError(f"calls.py does not know the shape of {function.__name__}'s result")
 

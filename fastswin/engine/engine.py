@@ -21,13 +21,24 @@ import torch
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
 from fastswin.engine.backends import Backend, BackendSelector, GraphRunner
 from fastswin.engine.backends.open import open_runner
+from fastswin.engine.calibration import find_calibration
 from fastswin.engine.calls import Call, record_calls
 from fastswin.engine.check import BlockRange, check_finite
 from fastswin.engine.forward import BoundPlan, Forward, bind
 from fastswin.engine.graphs import GraphLadder
 from fastswin.engine.plan import make_plan
-from fastswin.engine.precision import PRECISIONS, Precision, find_precision, matmul_mode
+from fastswin.engine.precision import (
+    PRECISIONS,
+    QUANTIZED,
+    Precision,
+    find_precision,
+    matmul_mode,
+)
 from fastswin.engine.prepare import prepare
+from fastswin.engine.quantized.forward import QuantizedForward
+from fastswin.engine.quantized.mix import MIXES, Mix
+from fastswin.engine.quantized.plan import quantize_plan
+from fastswin.engine.quantized.prepare import place_forms, prepare_quantized
 from fastswin.engine.report import EngineReport
 from fastswin.engine.source import make_loader
 from fastswin.engine.warmup import compile_calls, kernel_calls
@@ -51,7 +62,8 @@ class Engine:
         source: a model name (see ``fastswin.models.list_models``), a checkpoint path of any
             supported layout, or a live timm, torchvision, transformers, Microsoft or fastswin
             model. Weights are copied; the source is not modified.
-        precision: "fp32", "tf32", "fp16" or "bf16"; "int8" on a CPU, from a calibrated model.
+        precision: "fp32", "tf32", "fp16" or "bf16"; from a calibrated model "int8", "int8_mode1",
+            "int8_mode2" or "fp8", which on a CPU only "int8" runs at speed.
         device: where to run; None means the current GPU if there is one, else the CPU.
         pretrained: for a name, whether to load published weights (needs timm and its hub).
         config: for a checkpoint, its configuration where it cannot be told from the file.
@@ -63,17 +75,25 @@ class Engine:
             the heuristics; a path takes the table that ``fastswin tune`` wrote there.
         backend: on a CPU, "openvino", "onnxruntime" or "torch"; "auto" takes the fastest that is
             installed and answers rightly.
-        calibration: int8 ranges of :func:`fastswin.quant.calibrate`; None takes those that a
-            calibrated checkpoint holds.
+        calibration: ranges of :func:`fastswin.quant.calibrate` for a quantised precision; None
+            takes those that a calibrated checkpoint holds.
+        mix: for a quantised precision, "auto" leaves layers wide that 8 bits would not make faster
+            here, batch by batch; "scheme" quantises all that the scheme does.
+        wide_dtype: for a quantised precision, the dtype of all that is not quantised: torch.float16
+            (default on a GPU), torch.bfloat16, or on a CPU torch.float32 (default there).
 
     Raises:
+        QuantizationError: a quantised precision without ranges of these weights for every layer;
+            the message names the layers.
         ValueError, TypeError: an argument is off; the message names it and the legal values.
     """
 
     def __init__(
         self,
         source: str | os.PathLike | torch.nn.Module,
-        precision: Literal["fp32", "tf32", "fp16", "bf16", "int8"] = "fp16",
+        precision: Literal[
+            "fp32", "tf32", "fp16", "bf16", "int8", "int8_mode1", "int8_mode2", "fp8"
+        ] = "fp16",
         *,
         device: str | torch.device | None = None,
         pretrained: bool = True,
@@ -85,21 +105,29 @@ class Engine:
         tuning: str | os.PathLike = "auto",
         backend: Backend = "auto",
         calibration: Calibration | None = None,
+        mix: Mix = "auto",
+        wide_dtype: torch.dtype | None = None,
     ) -> None:
         if not graph_batch_sizes or min(graph_batch_sizes) < 1:
             raise ValueError(f"graph_batch_sizes must be positive, got {graph_batch_sizes}")
         if max_graphs < 1:
             raise ValueError(f"max_graphs must be at least 1, got {max_graphs}")
         self.device = _resolve_device(device)
-        self._precision = find_precision(precision, self.device)
+        self._precision = find_precision(precision, self.device, wide_dtype)
         self._impl = impl
-        if calibration is not None and precision != "int8":
-            raise ValueError(f"calibration is for precision 'int8', got precision {precision!r}")
+        if mix not in MIXES:
+            raise ValueError(f"mix must be one of {MIXES}, got {mix!r}")
+        if calibration is not None and not self._precision.quantized:
+            raise ValueError(
+                f"calibration is for quantised precisions {sorted(QUANTIZED)}, got precision "
+                f"{precision!r}"
+            )
         self._backends = BackendSelector(backend, self.device, self._precision, impl)
         choose_impl(impl, "Engine", [why_not_triton(self.device, self._precision.dtype)])
         self._table, self._tuning = _find_table(tuning, self.device)
         self._load, self._description = make_loader(source, pretrained=pretrained, config=config)
-        self._source, self._calibration = source, calibration
+        self._source, self._calibration, self._mix = source, calibration, mix
+        self._ranges: Calibration | None = None
         self._runner: GraphRunner | None = None
         self._lock = threading.RLock()
         self._compiled: set[Hashable] = set()
@@ -150,11 +178,18 @@ class Engine:
                 self._take(model, self._precision)
 
     def _take(self, model: SwinTransformer, precision: Precision) -> None:
-        weights = prepare(model, self.device, precision.dtype)
+        ranges = None
+        if precision.quantized:
+            ranges = find_calibration(self._source, model, self._calibration, precision.name)
+            weights = prepare_quantized(model, ranges, self.device, precision.dtype)
+        else:
+            weights = prepare(model, self.device, precision.dtype)
         if self.device.type == "cuda":
             torch.cuda.synchronize(self.device)  # other streams read the old weights, or these
         self.config: SwinConfig = model.config
-        self._forward = Forward(model.config, weights, precision)
+        made = QuantizedForward if ranges is not None else Forward
+        self._forward = made(model.config, weights, precision.wide)
+        self._ranges = ranges
         self._plans.clear()
         if self._graphs is not None:
             self._graphs.clear()
@@ -206,7 +241,14 @@ class Engine:
                 tuning=self._tuning,
                 backend=self._backends.choice,
                 programs=() if self._runner is None else self._runner.programs,
+                scheme=self._scheme_line(),
             )
+
+    def _scheme_line(self) -> str:
+        if self._ranges is None:
+            return ""
+        found = self._ranges
+        return f"{found.scheme.name}, calibrated on {found.images} images, mix {self._mix!r}"
 
     def warmup(
         self, batches: Sequence[int] = (1,), image_size: tuple[int, int] | None = None
@@ -326,9 +368,14 @@ class Engine:
                     "once with these shapes before capturing a CUDA graph around it"
                 )
             plan = make_plan(
-                self.config, batch, size, self.device, self._precision, self._impl, self._table
-            )
-            self._plans[key] = bind(plan, self._forward.weights, self._precision)
+                self.config, batch, size, self.device, self._forward.precision, self._impl,
+                self._table,
+            )  # fmt: skip
+            if self._ranges is not None:
+                plan = quantize_plan(plan, self.config, self._ranges, self._mix)
+                formats = [s.formats for s in plan.stages if s.formats is not None]
+                place_forms(self._forward.weights, formats)
+            self._plans[key] = bind(plan, self._forward.weights, self._forward.precision)
             if self.device.type == "cuda":  # calls on other streams read what was just bound
                 torch.cuda.current_stream(self.device).synchronize()
             while len(self._plans) > MAX_PLANS:

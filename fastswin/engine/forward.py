@@ -20,7 +20,7 @@ from fastswin._triton.available import Impl
 from fastswin.engine import operators
 from fastswin.engine.plan import ModelPlan, StagePlan
 from fastswin.engine.precision import Precision
-from fastswin.engine.prepare import Affine, Norm, PreparedBlock, PreparedModel
+from fastswin.engine.prepare import Linear, Norm, PreparedBlock, PreparedModel
 from fastswin.models.config import SwinConfig
 
 Offset = torch.Tensor | None
@@ -55,7 +55,7 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
     """
     offsets, ends = [], []
     for stage, blocks in zip(plan.stages, weights.stages, strict=True):
-        key = (stage.stage, stage.proj, stage.mlp)
+        key = (stage.stage, stage.proj, stage.mlp, stage.formats)
         if key not in weights.offsets:
             weights.offsets[key] = _pending_biases(stage, blocks)
         rows, end = weights.offsets[key]
@@ -73,14 +73,15 @@ def _pending_biases(
     """What the readers of each block of a stage add, and what is pending at its end."""
     pending: Offset = None
     rows = []
-    for block in blocks:
+    for number, block in enumerate(blocks):
+        proj, mlp = stage.endings(number)
         norm1 = pending
-        if _defers_bias(stage.proj, block):
+        if _defers_bias(proj, block):
             pending = _add(pending, block.proj.bias)
         rows.append(BlockOffsets(norm1, pending))
-        if stage.mlp == "fused":  # adds the offset to the residual it writes back
+        if mlp == "fused":  # adds the offset to the residual it writes back
             pending = None
-        elif _defers_bias(stage.mlp, block):
+        elif _defers_bias(mlp, block):
             pending = _add(pending, block.fc2.bias)
     return tuple(rows), pending
 
@@ -189,27 +190,34 @@ class Forward:
         self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offsets: BlockOffsets
     ) -> None:
         """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place."""
+        qkv = self.project_qkv(x, block, stage, offsets.norm1)
+        self.project_back(x, self.attention(qkv, block, stage), block, stage)
+
+    def project_qkv(
+        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offset: Offset
+    ) -> torch.Tensor:
+        """``[B, H, W, C]`` to q, k, v ``[B, H, W, 3C]``, normalised first in V1."""
         impl = _impl(stage.qkv)
         tiles = stage.launch.get("qkv")
         if stage.qkv == "fused":
-            qkv = self.ops.linear(
-                x, block.qkv.weight, block.qkv.bias, layer_norm_eps=self.eps,
-                offset=offsets.norm1, impl="triton", config=tiles,
+            return self.ops.linear(
+                x, block.qkv.weight, block.qkv.bias, layer_norm_eps=self.eps, offset=offset,
+                impl="triton", config=tiles,
             )  # fmt: skip
-        else:
-            h = x
-            if block.norm1 is None:
-                h = self.ops.layer_norm(x, eps=self.eps, offset=offsets.norm1, impl=impl)
-            if stage.qkv == "tiled":
-                qkv = self.ops.linear(
-                    h, block.qkv.weight, block.qkv.bias, impl="triton", config=tiles
-                )
-            else:
-                qkv = F.linear(h, block.qkv.weight, block.qkv.library_bias)
-        attended = self.attention(qkv, block, stage)
+        h = x
+        if block.norm1 is None:
+            h = self.ops.layer_norm(x, eps=self.eps, offset=offset, impl=impl)
+        if stage.qkv == "tiled":
+            return self.ops.linear(h, block.qkv.weight, block.qkv.bias, impl="triton", config=tiles)
+        return F.linear(h, block.qkv.weight, block.qkv.library_bias)
+
+    def project_back(
+        self, x: torch.Tensor, attended: torch.Tensor, block: PreparedBlock, stage: StagePlan
+    ) -> None:
+        """Attention's output ``[B, H, W, C]`` through proj onto the stream, in place."""
         if block.norm1 is not None:
             branch = F.linear(attended, block.proj.weight, block.proj.library_bias)
-            self._add_normed(x, branch, block.norm1, impl)
+            self._add_normed(x, branch, block.norm1, _impl(stage.qkv))
         else:
             self._accumulate(x, attended, block.proj, deferred=_in_place(stage.proj))
 
@@ -243,32 +251,43 @@ class Forward:
                 config=stage.launch.get("mlp"),
             )  # fmt: skip
             return
-        tiles = stage.launch.get("fc1")
+        h = self.hidden(x, block, stage, offsets.norm2)
         if stage.mlp == "split":
-            h = self.ops.linear(
-                x, fc1.weight, fc1.bias, activation="gelu", layer_norm_eps=self.eps,
-                offset=offsets.norm2, impl="triton", config=tiles,
-            )  # fmt: skip
             self.ops.linear(
                 h, fc2.weight, fc2.bias, residual=x, out=x, impl="triton",
                 config=stage.launch.get("fc2"),
             )  # fmt: skip
             return
-        impl = _impl(stage.mlp)
+        self.shrink(x, h, block, stage.mlp)
+
+    def hidden(
+        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offset: Offset
+    ) -> torch.Tensor:
+        """``gelu(fc1(x))`` ``[B, H, W, hidden]``, normalised first in V1."""
+        fc1 = block.fc1
+        tiles = stage.launch.get("fc1")
+        if stage.mlp == "split":
+            return self.ops.linear(
+                x, fc1.weight, fc1.bias, activation="gelu", layer_norm_eps=self.eps,
+                offset=offset, impl="triton", config=tiles,
+            )  # fmt: skip
         h = x
-        if norm is None:
-            h = self.ops.layer_norm(x, eps=self.eps, offset=offsets.norm2, impl=impl)
-        if self.precision.half and stage.mlp == "library":
-            h = self.ops.linear(
+        if block.norm2 is None:
+            h = self.ops.layer_norm(x, eps=self.eps, offset=offset, impl=_impl(stage.mlp))
+        if self.precision.half and stage.mlp in ("library", "fused"):
+            return self.ops.linear(
                 h, fc1.weight, fc1.bias, activation="gelu", impl="triton", config=tiles
             )
-        else:
-            h = F.gelu(F.linear(h, fc1.weight, fc1.library_bias))
-        if norm is not None:
+        return F.gelu(F.linear(h, fc1.weight, fc1.library_bias))
+
+    def shrink(self, x: torch.Tensor, h: torch.Tensor, block: PreparedBlock, word: str) -> None:
+        """``fc2(h)`` onto the stream by the library, in place; ``word`` is the plan's for mlp."""
+        fc2 = block.fc2
+        if block.norm2 is not None:
             branch = F.linear(h, fc2.weight, fc2.library_bias)
-            self._add_normed(x, branch, norm, impl)
+            self._add_normed(x, branch, block.norm2, _impl(word))
         else:
-            self._accumulate(x, h, fc2, deferred=_in_place(stage.mlp))
+            self._accumulate(x, h, fc2, deferred=_in_place(word))
 
     def merge(self, x: torch.Tensor, index: int, stage: StagePlan, offset: Offset) -> torch.Tensor:
         """Patch merging ``[B, H, W, C] -> [B, ceil(H/2), ceil(W/2), 2C]``."""
@@ -283,7 +302,7 @@ class Forward:
         return y
 
     def _accumulate(
-        self, x: torch.Tensor, h: torch.Tensor, affine: Affine, *, deferred: bool
+        self, x: torch.Tensor, h: torch.Tensor, affine: Linear, *, deferred: bool
     ) -> None:
         """``x += h @ weight.T (+ bias)`` by the library, in one pass where the bias is deferred."""
         if deferred:

@@ -27,6 +27,7 @@ import torch
 
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
 from fastswin.engine.precision import Precision
+from fastswin.engine.quantized.formats import StageFormats
 from fastswin.engine.tuned import (
     attention_kernel,
     stage_kernels,
@@ -61,7 +62,8 @@ FUSED_MLP_MIN_TOKENS = 4096
 class StagePlan:
     """One stage: geometry, chosen implementations, and why a faster one does not apply.
 
-    ``launch`` holds tuned tiles by layer; what it lacks takes its operator's heuristic.
+    ``launch`` holds tuned tiles by layer; what it lacks takes its operator's heuristic. ``formats``
+    says which layers of a quantised engine multiply in 8 bits; the words are those of the others.
     """
 
     stage: int
@@ -78,6 +80,13 @@ class StagePlan:
     merge: str | None
     reasons: dict[str, str]
     launch: dict[str, LaunchConfig] = dataclasses.field(default_factory=dict)
+    formats: StageFormats | None = None
+
+    def endings(self, block: int) -> tuple[str, str]:
+        """The words for proj and mlp of one block: "quantized" where its last product is."""
+        if self.formats is None:
+            return self.proj, self.mlp
+        return self.formats.blocks[block].endings(self.proj, self.mlp)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Hashable
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -30,12 +30,23 @@ Pair = tuple[int, int]
 FP16_BIAS_LIMIT = 1.0e4
 
 
-@dataclasses.dataclass(frozen=True)
-class Affine:
+class Linear(Protocol):
     """A linear layer ``weight [N, K]`` in the engine's dtype, ``bias [N]`` fp32 or None.
 
     ``library_bias`` is the bias in the weight's dtype, as the library's GEMM wants it.
     """
+
+    @property
+    def weight(self) -> torch.Tensor: ...
+    @property
+    def bias(self) -> torch.Tensor | None: ...
+    @property
+    def library_bias(self) -> torch.Tensor | None: ...
+
+
+@dataclasses.dataclass(frozen=True)
+class Affine:
+    """A :class:`Linear` whose tensors are simply there."""
 
     weight: torch.Tensor
     bias: torch.Tensor | None
@@ -54,19 +65,21 @@ class Norm:
 class PreparedBlock:
     """One block. ``norm1`` and ``norm2`` are None where folded away (V1).
 
-    ``pad_qkv [3C]`` is the qkv of a padded token: the projection of zeros, so the *unfolded* bias.
-    ``bias [nH, N, N]`` is dense fp32; packed tables are cached per shift.
+    ``number`` is its index in its stage. ``pad_qkv [3C]`` is the qkv of a padded token: the
+    projection of zeros, so the *unfolded* bias. ``bias [nH, N, N]`` is dense fp32; packed tables
+    are cached per shift.
     """
 
-    qkv: Affine
+    number: int
+    qkv: Linear
     pad_qkv: torch.Tensor | None
     bias: torch.Tensor
     logit_scale: torch.Tensor | None
     head_scale: torch.Tensor | None
     scale: float
-    proj: Affine
-    fc1: Affine
-    fc2: Affine
+    proj: Linear
+    fc1: Linear
+    fc2: Linear
     norm1: Norm | None
     norm2: Norm | None
     shifted: bool
@@ -90,8 +103,15 @@ class PreparedBlock:
 class PreparedMerging:
     """Patch merging; ``norm`` is None where folded into the reduction (V1)."""
 
-    reduction: Affine
+    reduction: Linear
     norm: Norm | None
+
+
+@dataclasses.dataclass
+class Footprint:
+    """Bytes of a model's weights on its device."""
+
+    num_bytes: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -109,23 +129,38 @@ class PreparedModel:
     mergings: tuple[PreparedMerging, ...]
     norm: Norm
     head: Affine | None
-    num_bytes: int
+    footprint: Footprint
     offsets: dict[Hashable, Any] = dataclasses.field(default_factory=dict)
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the weights on the device."""
+        return self.footprint.num_bytes
+
+
+def prepare(model: SwinTransformer, device: torch.device, dtype: torch.dtype) -> PreparedModel:
+    """Snapshot of a readable model's weights in the engine's form; the model is not modified."""
+    return build(model, Builder(device, dtype))
 
 
 @torch.no_grad()
-def prepare(model: SwinTransformer, device: torch.device, dtype: torch.dtype) -> PreparedModel:
-    """Snapshot of a readable model's weights in the engine's form; the model is not modified."""
-    builder = _Builder(device, dtype)
+def build(model: SwinTransformer, builder: Builder) -> PreparedModel:
+    """The snapshot that a builder makes."""
+    dtype = builder.dtype
     config = model.config
     conv, patch_norm = model.patch_embed.proj, model.patch_embed.norm
     assert conv.bias is not None  # PatchEmbed always has one
     stages, mergings = [], []
-    for layer in cast("list[SwinTransformerStage]", model.layers):
+    for i, layer in enumerate(cast("list[SwinTransformerStage]", model.layers)):
         blocks = cast("list[SwinTransformerBlock]", layer.blocks)
-        stages.append(tuple(builder.block(block, config.version) for block in blocks))
+        stages.append(
+            tuple(
+                builder.block(block, config.version, f"layers.{i}.blocks", j)
+                for j, block in enumerate(blocks)
+            )
+        )
         if layer.downsample is not None:
-            mergings.append(builder.merging(layer.downsample))
+            mergings.append(builder.merging(layer.downsample, f"layers.{i}.downsample"))
     head = None
     if isinstance(model.head, torch.nn.Linear):  # Identity without classes
         head = builder.affine(model.head.weight, model.head.bias)
@@ -141,20 +176,20 @@ def prepare(model: SwinTransformer, device: torch.device, dtype: torch.dtype) ->
         mergings=tuple(mergings),
         norm=builder.norm(model.norm),
         head=head,
-        num_bytes=builder.num_bytes,
+        footprint=builder.footprint,
     )
 
 
-class _Builder:
+class Builder:
     """Casts, folds and counts."""
 
     def __init__(self, device: torch.device, dtype: torch.dtype) -> None:
-        self.device, self.dtype, self.num_bytes = device, dtype, 0
+        self.device, self.dtype, self.footprint = device, dtype, Footprint()
 
     def tensor(self, source: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """A contiguous copy that shares no memory with the source."""
         copy = torch.empty(source.shape, device=self.device, dtype=dtype)
-        self.num_bytes += copy.numel() * copy.element_size()
+        self.footprint.num_bytes += copy.numel() * copy.element_size()
         return copy.copy_(source)
 
     def norm(self, module: torch.nn.LayerNorm) -> Norm:
@@ -180,11 +215,24 @@ class _Builder:
             None if bias is None else self.tensor(bias, self.dtype),
         )
 
-    def block(self, block: SwinTransformerBlock, version: int) -> PreparedBlock:
+    def linear(
+        self,
+        name: str,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        fold: torch.nn.LayerNorm | None = None,
+    ) -> Linear:
+        """The layer of a name, such as ``layers.0.blocks.1.mlp.fc2``."""
+        return self.affine(weight, bias, fold)
+
+    def block(
+        self, block: SwinTransformerBlock, version: int, stage: str, number: int
+    ) -> PreparedBlock:
+        at = f"{stage}.{number}"
         attn, mlp = block.attn, block.mlp
         norm_first = version == 1
         qkv_bias = attn.qkv_bias
-        qkv = self.affine(attn.qkv.weight, qkv_bias, fold=block.norm1 if norm_first else None)
+        norm1, norm2 = (block.norm1, block.norm2) if norm_first else (None, None)
         position = attn.position_bias()
         dense = expand_bias_table(position["bias_table"].float(), attn.window_size)
         logit_scale = position.get("logit_scale")
@@ -192,25 +240,24 @@ class _Builder:
             logit_scale = self.tensor(logit_scale.flatten(), torch.float32)
         head_dim = attn.qkv.weight.shape[1] // attn.num_heads
         return PreparedBlock(
-            qkv=qkv,
+            number=number,
+            qkv=self.linear(f"{at}.attn.qkv", attn.qkv.weight, qkv_bias, norm1),
             pad_qkv=None if qkv_bias is None else self.tensor(qkv_bias, self.dtype),
             bias=self.tensor(dense, torch.float32),
             logit_scale=logit_scale,
             head_scale=pack_head_scale(logit_scale),
             scale=attn.scale if attn.scale is not None else head_dim**-0.5,
-            proj=self.affine(attn.proj.weight, attn.proj.bias),
-            fc1=self.affine(mlp.fc1.weight, mlp.fc1.bias, fold=block.norm2 if norm_first else None),
-            fc2=self.affine(mlp.fc2.weight, mlp.fc2.bias),
+            proj=self.linear(f"{at}.attn.proj", attn.proj.weight, attn.proj.bias),
+            fc1=self.linear(f"{at}.mlp.fc1", mlp.fc1.weight, mlp.fc1.bias, norm2),
+            fc2=self.linear(f"{at}.mlp.fc2", mlp.fc2.weight, mlp.fc2.bias),
             norm1=None if norm_first else self.norm(block.norm1),
             norm2=None if norm_first else self.norm(block.norm2),
             shifted=block.shifted,
             window_size=attn.window_size,
         )
 
-    def merging(self, merging: PatchMerging) -> PreparedMerging:
+    def merging(self, merging: PatchMerging, at: str) -> PreparedMerging:
+        name, weight = f"{at}.reduction", merging.reduction.weight
         if merging.post_norm:
-            return PreparedMerging(
-                self.affine(merging.reduction.weight, None), self.norm(merging.norm)
-            )
-        reduction = self.affine(merging.reduction.weight, None, fold=merging.norm)
-        return PreparedMerging(reduction, None)
+            return PreparedMerging(self.linear(name, weight, None), self.norm(merging.norm))
+        return PreparedMerging(self.linear(name, weight, None, merging.norm), None)

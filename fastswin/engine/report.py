@@ -22,6 +22,7 @@ class EngineReport:
         backend: which runtime runs the model, and why; the plan is that of "torch".
         programs: what that runtime has compiled, as (kind, images, image size).
         graphs: captured CUDA graphs as (kind, batch, image shape), oldest first.
+        scheme: of a quantised engine, its name, the images it was calibrated on and the mix.
     """
 
     source: str
@@ -33,6 +34,18 @@ class EngineReport:
     tuning: str = "off"
     backend: Choice | None = None
     programs: tuple = ()
+    scheme: str = ""
+
+    @property
+    def quantized_layers(self) -> str:
+        """Layers that run in 8 bits, of all that could, such as "38/51"; "0/0" if none could."""
+        layers = [
+            layer
+            for stage in self.plan.stages
+            if stage.formats is not None
+            for layer in stage.formats.layers()
+        ]
+        return f"{sum(layer.quantized for layer in layers)}/{len(layers)}"
 
     def to_dict(self) -> dict:
         """Plain values for JSON."""
@@ -46,6 +59,7 @@ class EngineReport:
             f"{self.source} on {self.device}, {self.precision}, weights {self.weights_mib:.1f} MiB",
             f"batch {plan.batch}, image {plan.image_size[0]}x{plan.image_size[1]}, "
             f"{len(self.graphs)} CUDA graphs captured",
+            *([f"  scheme: {self.scheme}"] if self.scheme else []),
             f"  tuning: {self.tuning}",
             f"  patch embed: {plan.embed}; pool: {plan.pool}",
         ]
@@ -57,6 +71,8 @@ class EngineReport:
                 f"{s.attention}, proj {s.proj}, mlp {s.mlp}"
                 + (f", merge {s.merge}" if s.merge else "")
             )
+            if s.formats is not None:
+                lines.extend(f"    {line}" for line in s.formats.lines())
             lines.extend(f"    {layer}: {why}" for layer, why in s.reasons.items())
             lines.extend(f"    {layer} tiles: {config}" for layer, config in s.launch.items())
         if self.backend is not None and self.device == "cpu":

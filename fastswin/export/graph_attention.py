@@ -26,9 +26,6 @@ from fastswin.ops.window_attention.reference import COSINE_EPS, MAX_LOGIT_SCALE
 
 AttentionForm = Literal["plain", "standard", "fastswin"]
 
-#: Smallest opset with the standard ``Attention`` operator.
-ATTENTION_OPSET = 23
-
 
 class GraphAttention(nn.Module):
     """One block's attention over tokens in window order ``[B, nW * N, C]``."""

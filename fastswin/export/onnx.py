@@ -16,7 +16,7 @@ import tempfile
 import time
 import warnings
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -24,11 +24,12 @@ import torch
 from torch import nn
 
 from fastswin.export import dynamic_functions as functions
-from fastswin.export.graph_attention import ATTENTION_OPSET, AttentionForm
+from fastswin.export.graph_attention import AttentionForm
 from fastswin.export.graph_dynamic import DynamicSwin
 from fastswin.export.graph_map import MapSwin
 from fastswin.export.graph_model import GraphSwin
 from fastswin.export.half import to_half
+from fastswin.export.opset import MIN_OPSET, Opset, resolve_opset
 from fastswin.export.parity import BATCHES, check_parity
 from fastswin.export.qdq import insert_qdq, layers_of
 from fastswin.export.report import ExportReport, Parity, ParityError
@@ -40,9 +41,6 @@ __all__ = ["ExportReport", "Parity", "ParityError", "export_onnx"]
 
 Pair = tuple[int, int]
 GraphPrecision = Literal["fp32", "fp16"]
-
-#: From this opset on ONNX has Gelu as one operator.
-MIN_OPSET = 20
 
 #: Weights beyond this go to a file beside the graph, which runtimes map instead of parsing.
 EXTERNAL_DATA_BYTES = 256 * 1024 * 1024
@@ -60,7 +58,7 @@ def export_onnx(
     batch: int | Literal["dynamic"] = "dynamic",
     image_size: int | Pair | None = None,
     dynamic_size: bool = False,
-    opset: int = MIN_OPSET,
+    opset: Opset = MIN_OPSET,
     attention: AttentionForm = "plain",
     features: bool = False,
     fold: bool = True,
@@ -68,6 +66,7 @@ def export_onnx(
     pretrained: bool = True,
     images: torch.Tensor | None = None,
     bound: float | None = None,
+    check_batches: Sequence[int] = BATCHES,
     calibration: Any = None,
 ) -> ExportReport:
     """Write a Swin model as ONNX and compare it with the model; a wrong graph leaves no file.
@@ -80,7 +79,8 @@ def export_onnx(
         batch: ``"dynamic"``, or the one batch size that the graph will take.
         image_size: ``(height, width)`` in pixels, or one number for both; None is the model's.
         dynamic_size: make height and width dynamic as well.
-        opset: ONNX operator set, at least 20; ``attention="standard"`` needs 23.
+        opset: ONNX operator set, at least 20, or ``"newest"`` that the installed exporter writes;
+            ``attention="standard"`` needs 23.
         attention: ``"plain"`` runs anywhere; ``"standard"`` writes ONNX's ``Attention``;
             ``"fastswin"`` writes one ``fastswin::WindowAttention`` node a block, for a plugin.
         features: return every stage's map ``[batch, H_i, W_i, C_i]`` instead of the logits.
@@ -89,7 +89,9 @@ def export_onnx(
         pretrained: whether a published name gets its weights or random ones.
         images: real normalised images ``[B, C, h, w]`` for the check; None takes the shipped test
             images for a shipped model, else random images alone.
-        bound: largest legal absolute difference; None takes :data:`fastswin.export.parity.BOUNDS`.
+        bound: largest legal absolute difference; None takes
+            :func:`fastswin.export.parity.legal_difference`: 1e-4 for fp32 logits.
+        check_batches: batch sizes that a graph with a dynamic batch axis is checked at.
         calibration: a :class:`fastswin.quant.ranges.Calibration` of this model; its layers become
             Q/DQ in int8 or fp8 (qdq.py), and ``precision`` types the rest.
 
@@ -102,10 +104,11 @@ def export_onnx(
         ImportError: a package of the extra ``export`` is missing.
     """
     path = Path(path)
-    _check_arguments(path, precision, batch, opset, attention, dynamic_size)
+    _check_arguments(path, precision, batch, attention, dynamic_size)
     if calibration is not None and (dynamic_size or attention == "fastswin"):
         raise ValueError("calibration needs a fixed image size and attention='plain' or 'standard'")
     require_exporter()
+    opset = resolve_opset(opset, attention)
     model, description, shipped = open_model(source, pretrained=pretrained)
     size = model.config.image_size if image_size is None else to_pair(image_size, "image_size")
     started = time.perf_counter()
@@ -130,7 +133,7 @@ def export_onnx(
         if check:
             parity = check_parity(
                 temporary, model, precision=checked_as, features=features, bound=bound,
-                batches=BATCHES if batch == "dynamic" else (batch,),
+                batches=check_batches if batch == "dynamic" else (batch,),
                 image_sizes=[size, *(other_sizes(model.config, size) if dynamic_size else ())],
                 images=shipped if images is None and size == model.config.image_size else images,
             )  # fmt: skip
@@ -226,7 +229,7 @@ def require_exporter() -> None:
 
 
 def _check_arguments(
-    path: Path, precision: str, batch: Any, opset: int, attention: str, dynamic_size: bool
+    path: Path, precision: str, batch: Any, attention: str, dynamic_size: bool
 ) -> None:
     if path.suffix != ".onnx":
         raise ValueError(f"path must end in .onnx, got {path.name!r}")
@@ -236,12 +239,6 @@ def _check_arguments(
         raise ValueError(f"batch must be 'dynamic' or a positive integer, got {batch!r}")
     if attention not in get_args(AttentionForm):
         raise ValueError(f"attention must be one of {get_args(AttentionForm)}, got {attention!r}")
-    if opset < MIN_OPSET:
-        raise ValueError(f"opset must be at least {MIN_OPSET}, got {opset}")
-    if attention == "standard" and opset < ATTENTION_OPSET:
-        raise ValueError(
-            f"attention='standard' needs opset {ATTENTION_OPSET} or later, got {opset}"
-        )
     if dynamic_size and attention != "plain":
         raise ValueError("dynamic_size needs attention='plain'")
 

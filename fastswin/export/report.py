@@ -37,9 +37,16 @@ class ParityRow:
 
 @dataclasses.dataclass(frozen=True)
 class Parity:
-    """All comparisons of one export; ``bound`` is the largest legal difference."""
+    """All comparisons of one export.
+
+    Attributes:
+        bound: the largest legal difference.
+        max_abs_output: the model's largest output element on the images compared.
+        rows: the comparisons.
+    """
 
     bound: float
+    max_abs_output: float
     rows: tuple[ParityRow, ...]
 
     @property

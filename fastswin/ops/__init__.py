@@ -1,7 +1,8 @@
 """Fused operators, usable alone in anybody's model; nothing here knows about models."""
 
 from fastswin.ops.feed_forward import feed_forward
-from fastswin.ops.layer_norm import layer_norm
+from fastswin.ops.layer_norm import layer_norm, layer_norm_per_token
+from fastswin.ops.library_linear import library_linear
 from fastswin.ops.linear import linear
 from fastswin.ops.masked_softmax import (
     grouped_tril_softmax,
@@ -14,8 +15,14 @@ from fastswin.ops.mlp import mlp
 from fastswin.ops.patch_embed import patch_embed
 from fastswin.ops.patch_merging import gather_neighbours
 from fastswin.ops.pool import norm_pool
+from fastswin.ops.quantize import quantize, quantize_per_token
+from fastswin.ops.quantized_linear import quantized_linear
 from fastswin.ops.residual_norm import add_layer_norm, layer_norm_add, residual_add
-from fastswin.ops.window_attention import window_attention, window_attention_partitioned
+from fastswin.ops.window_attention import (
+    quantized_window_attention,
+    window_attention,
+    window_attention_partitioned,
+)
 
 __all__ = [
     "add_layer_norm",
@@ -24,12 +31,18 @@ __all__ = [
     "grouped_tril_softmax",
     "layer_norm",
     "layer_norm_add",
+    "layer_norm_per_token",
+    "library_linear",
     "linear",
     "masked_softmax",
     "masked_softmax_",
     "mlp",
     "norm_pool",
     "patch_embed",
+    "quantize",
+    "quantize_per_token",
+    "quantized_linear",
+    "quantized_window_attention",
     "residual_add",
     "scaled_masked_softmax",
     "window_attention",

@@ -31,6 +31,7 @@ _TRITON_TYPES = {
     torch.int64: "i64",
     torch.uint8: "u8",
     torch.int8: "i8",
+    torch.float8_e4m3fn: "fp8e4nv",
     torch.bool: "i1",
 }
 
@@ -70,7 +71,7 @@ def record_launches() -> Iterator[list[Launch]]:
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         arguments = dict(zip(self.arg_names, args, strict=False))
         options: dict[str, Any] = {}
-        for option in ("num_warps", "num_stages", "maxnreg"):
+        for option in ("num_warps", "num_stages", "maxnreg", "launch_pdl"):
             if option in kwargs:
                 options[option] = kwargs.pop(option)
         launches.append(Launch(self, arguments | kwargs, options, tuple(grid)))

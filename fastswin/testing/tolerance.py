@@ -44,12 +44,13 @@ def compare_to_oracle(
         eager: plain PyTorch in ``dtype``, on the same inputs.
         oracle: the same formula in float64.
         dtype: storage of the result; its unit roundoff and smallest number are one rounding.
+            GPU kernels compute in fp32 and flush what is below its smallest normal number.
     """
     truth = oracle.double()
     info = torch.finfo(dtype)
     rms = truth.square().mean().sqrt().item() if truth.numel() else 0.0
     peak = truth.abs().max().item() if truth.numel() else 0.0
-    smallest = info.smallest_normal * info.eps / 2
+    smallest = max(info.smallest_normal * info.eps / 2, torch.finfo(torch.float32).smallest_normal)
 
     def errors(t: torch.Tensor) -> tuple[float, float]:
         if not truth.numel():

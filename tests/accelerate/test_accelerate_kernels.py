@@ -19,20 +19,32 @@ def step(model, x):
     return {"logits": y.detach()} | {n: p.grad.clone() for n, p in model.named_parameters()}
 
 
+class KnownDropPath(torch.nn.Module):
+    """Drop path with given factors: a GPU draws other ones in fp64 than in fp32."""
+
+    drop_prob = 0.4
+
+    def __init__(self, *factors):
+        super().__init__()
+        self.factors = factors
+
+    def forward(self, x):
+        return x * x.new_tensor(self.factors).view(-1, *(1,) * (x.ndim - 1))
+
+
 @pytest.mark.parametrize("version", [1, 2])
 def test_every_kernel_of_a_model(version, device):
     """One stage, a plain and a shifted block: the interpreter takes seconds for a block."""
     torch.manual_seed(2)
-    model = our_model(version, (24, 16), depths=(2,), num_heads=(1,), embed_dim=16, drop_path=0.4)
+    model = our_model(version, (24, 16), depths=(2,), num_heads=(1,), embed_dim=16)
+    model.layers[0].blocks[0].drop_path = KnownDropPath(0.0, 1 / 0.6)
+    model.layers[0].blocks[1].drop_path = KnownDropPath(1 / 0.6, 1 / 0.6)
     model, x = model.to(device).train(), torch.randn(2, 3, 24, 16, device=device)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.add_(0.1 * torch.randn_like(parameter))
-    oracle = copy.deepcopy(model).double()
-    torch.manual_seed(8)
-    truth = step(oracle, x.double())
+    truth = step(copy.deepcopy(model).double(), x.double())
     accelerate(model, impl="triton")
-    torch.manual_seed(8)
     with PoisonEmpty():
         actual = step(model, x)
     largest = max(t.abs().max().item() for t in truth.values())

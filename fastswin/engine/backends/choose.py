@@ -5,6 +5,7 @@
     int8    openvino, onnxruntime where the CPU adds four 8-bit products at once (VNNI, AMX, ARM);
             onnxruntime, openvino elsewhere, where OpenVINO's int8 is no faster than its fp32
     fp16    torch alone: CPUs without fp16 products would convert at every step
+    others  (int8_mode1, int8_mode2, fp8) torch alone, on the reference operators: right, not fast
 
 "auto" takes the first of its row that is installed, that compiles the model, and whose answer to
 one random image is right. What was passed over stays in the reason.
@@ -35,6 +36,9 @@ CHECK_BOUNDS = {"fp32": 1e-4, "bf16": 8e-2, "int8": 0.25}
 
 CHECK_SEED = 20
 
+#: Quantised precisions whose stored outputs or format CPU runtimes have no fast form of.
+TORCH_ALONE = ("int8_mode1", "int8_mode2", "fp8")
+
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
@@ -53,7 +57,7 @@ class Choice:
 
 def auto_order(precision: str, cpu: Cpu) -> tuple[str, ...]:
     """Backends for a precision, the fastest first."""
-    if precision == "fp16":
+    if precision == "fp16" or precision in TORCH_ALONE:
         return ("torch",)
     if precision == "int8":
         return ("openvino", "onnxruntime") if cpu.dot8 else ("onnxruntime", "openvino")
@@ -65,8 +69,8 @@ def why_not_backend(name: str, precision: str) -> str | None:
     for module in NEEDS[name]:
         if importlib.util.find_spec(module) is None:
             return f"{module} is not installed: pip install 'fastswin[{name}]'"
-    if name == "torch" and precision == "int8":
-        return "PyTorch has no int8 path here"
+    if name != "torch" and precision in TORCH_ALONE:
+        return "of the quantised precisions CPU runtimes serve 'int8'; use that one or 'torch'"
     if name != "torch" and precision == "fp16":
         return "CPUs compute in fp32, bf16 or int8; use one of those precisions"
     return None
@@ -152,10 +156,12 @@ class BackendSelector:
                 if self.cpu.bf16
                 else "this CPU has no bf16 products"
             )
-        if precision == "int8" and self.cpu.saturating:
+        if precision == "int8" and name != "torch" and self.cpu.saturating:
             why += "; weights in about 7 bits, since this CPU adds 8-bit products in 16 bits"
         if name == "torch" and precision == "fp16" and not self.why:
             why = "fp16 has no CPU runtime; 'bf16' and 'fp32' are faster on CPUs"
+        if name == "torch" and self.precision.quantized:
+            why += "; 8-bit products on the reference operators, right but not fast"
         return Choice(name, compute, "; ".join([why, *self.passed_over]))
 
     def runtime(self, name: str) -> Any:

@@ -11,7 +11,7 @@ nothing else reads them. An :class:`Emitter` writes each step in a runtime's own
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -48,7 +48,13 @@ SUMMED_BIAS_ELEMENTS = 1 << 22
 
 
 class Emitter(Protocol):
-    """Writes a graph in one runtime's operators; values are its own handles."""
+    """Writes a graph in one runtime's operators; values are its own handles.
+
+    Attributes:
+        qkv_products: in how many products a runtime computes q, k and v fastest, 1 or 3.
+    """
+
+    qkv_products: int
 
     def images(self, shape: tuple[int, int, int, int]) -> Value:
         """The input ``[B, channels, h, w]``, float32."""
@@ -59,8 +65,10 @@ class Emitter(Protocol):
     def linear(self, x: Value, layer: Linear) -> Value:
         """``[..., K] -> [..., N]``."""
 
-    def layer_norm(self, x: Value, eps: float, affine: tuple[Array, Array] | None) -> Value:
-        """Over the last axis."""
+    def layer_norm(
+        self, x: Value, eps: float, channels: int, affine: tuple[Array, Array] | None
+    ) -> Value:
+        """Over the last axis, of ``channels`` elements."""
 
     def add(self, x: Value, y: Value | Array) -> Value:
         """Sum."""
@@ -77,8 +85,8 @@ class Emitter(Protocol):
     def reshape(self, x: Value, shape: tuple[int, ...]) -> Value:
         """To a constant shape."""
 
-    def attention(self, qkv: Value, spec: Attention) -> Value:
-        """``[B * nW, N, 3C] -> [B * nW, N, C]``."""
+    def attention(self, qkv: Sequence[Value], spec: Attention) -> Value:
+        """One ``[B * nW, N, 3C]``, or three ``[B * nW, N, C]``, ``-> [B * nW, N, C]``."""
 
     def mean(self, x: Value) -> Value:
         """Over axis 1: ``[B, T, C] -> [B, C]``."""
@@ -136,7 +144,9 @@ class _Story:
         images = e.images((self.batch, config.in_channels, *self.image_size))
         x = e.patches(images, to_array(weights.patch_weight), to_array(weights.patch_bias))
         if weights.patch_norm is not None:
-            x = e.layer_norm(x, config.resample_eps, norm_arrays(weights.patch_norm))
+            x = e.layer_norm(
+                x, config.resample_eps, config.embed_dim, norm_arrays(weights.patch_norm)
+            )
         if position is not None:
             x = e.add(x, to_array(position.reshape(1, -1, config.embed_dim)))
         order = image_order(config.map_size(0, self.image_size))
@@ -154,7 +164,8 @@ class _Story:
                 x = self.reorder(x, order, real) if len(order) > len(real) else x
         if kind == "features":
             return outputs
-        x = e.mean(e.layer_norm(x, config.layer_norm_eps, norm_arrays(weights.norm)))
+        last = config.dim(config.num_stages - 1)
+        x = e.mean(e.layer_norm(x, config.layer_norm_eps, last, norm_arrays(weights.norm)))
         return [x if weights.head is None else e.linear(x, linear(weights.head, None))]
 
     def stage(
@@ -187,14 +198,14 @@ class _Story:
     ) -> Value:
         """V1: ``x + attn(norm(x))``, ``x + mlp(norm(x))``; V2: ``x + norm(attn(x))`` likewise."""
         e, eps, at = self.e, self.config.layer_norm_eps, f"layers.{stage}.blocks.{number}"
-        norm1, norm2 = norm_arrays(block.norm1), norm_arrays(block.norm2)
-        h = e.layer_norm(x, eps, None) if norm1 is None else x
+        norm1, norm2, C = norm_arrays(block.norm1), norm_arrays(block.norm2), self.config.dim(stage)
+        h = e.layer_norm(x, eps, C, None) if norm1 is None else x
         h = self.attention(h, order, stage, block, mask, at)
-        x = e.add(x, h if norm1 is None else e.layer_norm(h, eps, norm1))
-        h = e.layer_norm(x, eps, None) if norm2 is None else x
+        x = e.add(x, h if norm1 is None else e.layer_norm(h, eps, C, norm1))
+        h = e.layer_norm(x, eps, C, None) if norm2 is None else x
         h = e.gelu(e.linear(h, linear(block.fc1, self.ranges.get(f"{at}.mlp.fc1"))))
         h = e.linear(h, linear(block.fc2, self.ranges.get(f"{at}.mlp.fc2")))
-        return e.add(x, h if norm2 is None else e.layer_norm(h, eps, norm2))
+        return e.add(x, h if norm2 is None else e.layer_norm(h, eps, C, norm2))
 
     def attention(
         self,
@@ -210,20 +221,23 @@ class _Story:
         windows = self.batch * len(order) // tokens
         layer = linear(block.qkv, self.ranges.get(f"{at}.attn.qkv"))
         factor = block.scale if block.logit_scale is None else 1.0
-        qkv = e.linear(h, layer.scale_first(C, factor))
+        products = e.qkv_products
+        qkv = [e.linear(h, part) for part in layer.scale_first(C, factor).split(products)]
         if bool((order < 0).any()):
             fill = np.zeros(3 * C, np.float32)
             if block.pad_qkv is not None:
                 fill = to_array(block.pad_qkv).copy()
                 fill[:C] *= np.float32(factor)
-            qkv = e.blank(qkv, (order >= 0).numpy(), fill)
+            keep, fills = (order >= 0).numpy(), np.split(fill, products)
+            qkv = [e.blank(part, keep, f) for part, f in zip(qkv, fills, strict=True)]
         temperature = None
         if block.logit_scale is not None:
             temperature = to_array(block.logit_scale.clamp(max=MAX_LOGIT_SCALE).exp())
         spec = Attention(
             windows, tokens, heads, C // heads, self.score_bias(block, mask), temperature
         )
-        out = e.attention(e.reshape(qkv, (windows, tokens, 3 * C)), spec)
+        shape = (windows, tokens, 3 * C // products)
+        out = e.attention([e.reshape(part, shape) for part in qkv], spec)
         out = e.reshape(out, (self.batch, len(order), C))
         return e.linear(out, linear(block.proj, self.ranges.get(f"{at}.attn.proj")))
 
@@ -244,16 +258,17 @@ class _Story:
         e, config, merging = self.e, self.config, self.weights.mergings[stage]
         merged = config.map_size(stage + 1, self.image_size)
         wanted = window_order(merged, config.stage_window(stage + 1), (0, 0))
-        four = merging_order(map_size, wanted).flatten()
-        x = e.gather(x, place_of(order)[four.clamp(min=0)].numpy())
-        if bool((four < 0).any()):
-            x = e.blank(x, (four >= 0).numpy(), np.zeros(config.dim(stage), np.float32))
+        near = merging_order(map_size, wanted).flatten()
+        x = e.gather(x, place_of(order)[near.clamp(min=0)].numpy())
+        if bool((near < 0).any()):
+            x = e.blank(x, (near >= 0).numpy(), np.zeros(config.dim(stage), np.float32))
         x = e.reshape(x, (self.batch, len(wanted), 4 * config.dim(stage)))
         layer = linear(merging.reduction, self.ranges.get(f"layers.{stage}.downsample.reduction"))
+        four, two = 4 * config.dim(stage), config.dim(stage + 1)
         if merging.norm is None:
-            return e.linear(e.layer_norm(x, config.resample_eps, None), layer), wanted
+            return e.linear(e.layer_norm(x, config.resample_eps, four, None), layer), wanted
         return e.layer_norm(
-            e.linear(x, layer), config.resample_eps, norm_arrays(merging.norm)
+            e.linear(x, layer), config.resample_eps, two, norm_arrays(merging.norm)
         ), wanted
 
     def reorder(self, x: Value, order: torch.Tensor, wanted: torch.Tensor) -> Value:

@@ -20,7 +20,8 @@ import dataclasses
 import numpy as np
 import torch
 
-from fastswin.engine.prepare import Affine, Norm
+from fastswin.engine.prepare import Linear as PreparedLinear
+from fastswin.engine.prepare import Norm
 from fastswin.quant.ranges import LayerRange
 
 Array = np.ndarray
@@ -62,6 +63,20 @@ class Linear:
         weight = scaled(self.weight)
         assert weight is not None
         return Linear(weight, scaled(self.bias), self.input_scale, scaled(self.weight_scale))
+
+    def split(self, parts: int) -> list[Linear]:
+        """Products that give equal shares of the outputs, in order."""
+
+        def shares(values: Array | None) -> list[Array | None]:
+            return [None] * parts if values is None else list(np.split(values, parts))
+
+        return [
+            Linear(weight, bias, self.input_scale, weight_scale)
+            for weight, bias, weight_scale in zip(
+                np.split(self.weight, parts), shares(self.bias), shares(self.weight_scale),
+                strict=True,
+            )
+        ]  # fmt: skip
 
     def quantized_weight(self, *, saturating: bool) -> tuple[Array, Array]:
         """int8 weight ``[N, K]``, half to even in -127..127, and its float32 steps ``[N]``."""
@@ -110,7 +125,7 @@ class Attention:
     temperature: Array | None
 
 
-def linear(affine: Affine, ranges: LayerRange | None) -> Linear:
+def linear(affine: PreparedLinear, ranges: LayerRange | None) -> Linear:
     """A prepared layer in floats, or in int8 where its ranges say so."""
     weight = to_array(affine.weight)
     bias = None if affine.bias is None else to_array(affine.bias)

@@ -9,8 +9,9 @@ from collections.abc import Callable
 import torch
 
 from fastswin.engine.backends.choose import BackendSelector
-from fastswin.engine.backends.ranges import find_ranges, graph_ranges
+from fastswin.engine.backends.ranges import graph_ranges
 from fastswin.engine.backends.runner import GraphRunner
+from fastswin.engine.calibration import find_calibration
 from fastswin.engine.forward import Forward
 from fastswin.models import SwinTransformer
 from fastswin.quant import Calibration, QuantizedSwin
@@ -41,7 +42,9 @@ def open_runner(
         ValueError: no runtime serves the precision.
     """
     precision = selector.precision
-    found = find_ranges(source, model, calibration) if precision.name == "int8" else None
+    found = None
+    if precision.quantized:
+        found = find_calibration(source, model, calibration, precision.name)
     ranges = None if found is None else graph_ranges(found)
 
     def make_runner(runtime: object) -> GraphRunner:

@@ -8,7 +8,7 @@ whatever wrote the input.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,8 @@ class OpenVinoEmitter:
     Args:
         saturating: whether this CPU adds pairs of 8-bit products in 16 bits.
     """
+
+    qkv_products = 1
 
     def __init__(self, *, saturating: bool) -> None:
         import openvino.opset13 as op
@@ -63,7 +65,10 @@ class OpenVinoEmitter:
         y = self.op.matmul(x, weight, False, True)
         return y if layer.bias is None else self.add(y, self.like_rows(layer.bias, y))
 
-    def layer_norm(self, x: Any, eps: float, affine: tuple[Array, Array] | None) -> Any:
+    def layer_norm(
+        self, x: Any, eps: float, channels: int, affine: tuple[Array, Array] | None
+    ) -> Any:
+        del channels  # the shape of x tells it
         x = self.op.mvn(x, self.constant(np.array([-1])), True, float(eps), "INSIDE_SQRT")
         if affine is None:
             return x
@@ -94,9 +99,10 @@ class OpenVinoEmitter:
     def transpose(self, x: Any, order: tuple[int, ...]) -> Any:
         return self.op.transpose(x, self.constant(np.array(order, np.int64)))
 
-    def attention(self, qkv: Any, spec: Attention) -> Any:
+    def attention(self, qkv: Sequence[Any], spec: Attention) -> Any:
         split = (spec.windows, spec.tokens, 3 * spec.heads, spec.head_dim)
-        q, k, v = self.op.split(self.reshape(qkv, split), self.constant(np.int64(2)), 3).outputs()
+        (x,) = (self.reshape(part, split) for part in qkv)
+        q, k, v = self.op.split(x, self.constant(np.int64(2)), 3).outputs()
         if spec.temperature is not None:
             q = self.op.multiply(
                 self.normalize(q), self.constant(spec.temperature.reshape(1, 1, -1, 1))

@@ -3,9 +3,9 @@
     a = x fc1' + b1        y = gelu(a) fc2'
 
 Autograd of the plain composition keeps ``a`` and ``gelu(a)``, two tensors of ``4 C`` channels of
-the 16 that a block keeps. Here only ``a`` is kept; one backward kernel makes ``gelu(a)`` again
-while it multiplies the gradient by ``gelu'(a)``, and sums fc1's bias gradient on the way. The
-matrix products are cuBLAS's.
+the 16 that a block keeps. Here narrow layers in half precision keep neither: both directions are
+one kernel, which holds the hidden map on the chip. Wider ones keep ``a`` and make ``gelu(a)``
+again while they multiply the gradient by ``gelu'(a)``; their matrix products are cuBLAS's.
 """
 
 from __future__ import annotations
@@ -36,7 +36,8 @@ def feed_forward(
         fc1_weight: ``[hidden, C]``; weights and bias are cast to x's dtype.
         fc1_bias: ``[hidden]`` or None.
         fc2_weight: ``[C_out, hidden]``.
-        recompute: make ``gelu(a)`` again in the backward instead of keeping it.
+        recompute: make ``gelu(a)``, and ``a`` where one kernel can, again in the backward;
+            False keeps both.
         impl: "auto", "triton" or "reference".
 
     Returns:
@@ -62,8 +63,8 @@ def feed_forward(
     ):
         if tensor is not None and tensor.device != x.device:
             raise ValueError(f"{name} is on {tensor.device} but x is on {x.device}")
-    fc1_weight, fc2_weight = fc1_weight.to(x.dtype), fc2_weight.to(x.dtype)
-    fc1_bias = None if fc1_bias is None else fc1_bias.to(x.dtype)
     if choose_impl(impl, "feed_forward", [why_not_triton(x.device, x.dtype)]) == "reference":
-        return F.linear(F.gelu(F.linear(x, fc1_weight, fc1_bias)), fc2_weight)
+        fc1_bias = None if fc1_bias is None else fc1_bias.to(x.dtype)
+        hidden_map = F.gelu(F.linear(x, fc1_weight.to(x.dtype), fc1_bias))
+        return F.linear(hidden_map, fc2_weight.to(x.dtype))
     return FeedForward.apply(x, fc1_weight, fc1_bias, fc2_weight, recompute)

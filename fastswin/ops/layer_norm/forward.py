@@ -2,8 +2,8 @@
 
     x, residual, out  [M, C]      weight, bias, offset  [C] fp32 or x's dtype
 
-Memory bound: x (and residual) read once, out written once. A row is held as two exact column parts
-where C allows (96 = 64 + 32), else padded to the next power of two.
+Memory bound: x (and residual) read once, out written once, in x's dtype or in 8 bits. A row is held
+as two exact column parts where C allows (96 = 64 + 32), else padded to the next power of two.
 """
 
 from __future__ import annotations
@@ -12,9 +12,12 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.device import on_device
-from fastswin._triton.math import normalize_rows
+from fastswin._triton.device import device_capability, on_device
+from fastswin._triton.math import inverse_step, normalize_rows, round_to_8_bits
+from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin.ops.layer_norm.config import NUM_WARPS, num_programs, row_tiles
+from fastswin.ops.quantize.forward import row_amax_bits, token_step
+from fastswin.ops.quantize.reference import LARGEST, SMALLEST_STEP
 
 
 @triton.jit
@@ -34,8 +37,15 @@ def _layer_norm_fwd_kernel(
     C: tl.constexpr, CA: tl.constexpr, CB: tl.constexpr, BLOCK_M: tl.constexpr,
     HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr, HAS_OFFSET: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr,
+    output_scale_ptr=None, row_scale_ptr=None,
+    LARGEST: tl.constexpr = 127.0, SMALLEST: tl.constexpr = 0.0, PDL: tl.constexpr = False,
 ):  # fmt: skip
-    """One program per BLOCK_M rows; columns in parts CA (padded when CB == 0) and CB."""
+    """One program per BLOCK_M rows; columns in parts CA (padded when CB == 0) and CB.
+
+    8 bits are written with the step at ``output_scale_ptr``, or with one step a row, which goes to
+    ``row_scale_ptr``.
+    """
+    launch_dependents(PDL)
     first = tl.program_id(0).to(tl.int64) * BLOCK_M
     row = tl.arange(0, BLOCK_M)
     valid = (first + row < M)[:, None]
@@ -47,6 +57,7 @@ def _layer_norm_fwd_kernel(
     at = row[:, None] * C
     ma = valid & (ca < C)[None, :]
     mb = valid & (cb < C)[None, :]
+    wait_for_previous(PDL)
     a = tl.load(x_ptr + at + ca[None, :], mask=ma, other=0.0).to(tl.float32)
     b = a
     if CB > 0:
@@ -63,14 +74,32 @@ def _layer_norm_fwd_kernel(
     else:
         a, b = normalize_rows(a, b, C, CB, eps)
     a = _affine(a, weight_ptr, bias_ptr, ca, ca < C, HAS_WEIGHT, HAS_BIAS)
-    if HAS_RESIDUAL:
-        a += tl.load(residual_ptr + at + ca[None, :], mask=ma, other=0.0).to(tl.float32)
-    tl.store(out_ptr + at + ca[None, :], a.to(out_ptr.dtype.element_ty), mask=ma)
-    if CB > 0:
-        b = _affine(b, weight_ptr, bias_ptr, cb, cb < C, HAS_WEIGHT, HAS_BIAS)
+    if output_scale_ptr is not None or row_scale_ptr is not None:
+        if CB > 0:
+            b = _affine(b, weight_ptr, bias_ptr, cb, cb < C, HAS_WEIGHT, HAS_BIAS)
+        if row_scale_ptr is not None:
+            amax_bits = row_amax_bits(a)
+            if CB > 0:
+                amax_bits = tl.maximum(amax_bits, row_amax_bits(b))
+            step = token_step(amax_bits.to(tl.float32, bitcast=True), LARGEST, SMALLEST)
+            tl.store(row_scale_ptr + first + row, step, mask=first + row < M)
+            inverse = tl.div_rn(1.0, step)[:, None]
+        else:
+            inverse = inverse_step(tl.load(output_scale_ptr))
+        q = round_to_8_bits(a * inverse, out_ptr.dtype.element_ty)
+        tl.store(out_ptr + at + ca[None, :], q, mask=ma)
+        if CB > 0:
+            r = round_to_8_bits(b * inverse, out_ptr.dtype.element_ty)
+            tl.store(out_ptr + at + cb[None, :], r, mask=mb)
+    else:
         if HAS_RESIDUAL:
-            b += tl.load(residual_ptr + at + cb[None, :], mask=mb, other=0.0).to(tl.float32)
-        tl.store(out_ptr + at + cb[None, :], b.to(out_ptr.dtype.element_ty), mask=mb)
+            a += tl.load(residual_ptr + at + ca[None, :], mask=ma, other=0.0).to(tl.float32)
+        tl.store(out_ptr + at + ca[None, :], a.to(out_ptr.dtype.element_ty), mask=ma)
+        if CB > 0:
+            b = _affine(b, weight_ptr, bias_ptr, cb, cb < C, HAS_WEIGHT, HAS_BIAS)
+            if HAS_RESIDUAL:
+                b += tl.load(residual_ptr + at + cb[None, :], mask=mb, other=0.0).to(tl.float32)
+            tl.store(out_ptr + at + cb[None, :], b.to(out_ptr.dtype.element_ty), mask=mb)
 
 
 def layer_norm_fwd(
@@ -81,8 +110,15 @@ def layer_norm_fwd(
     offset: torch.Tensor | None,
     residual: torch.Tensor | None,
     out: torch.Tensor | None,
+    output_scale: torch.Tensor | None = None,
+    row_scale: torch.Tensor | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
-    """Launch on contiguous ``x [..., C]``; see the public function for the arguments."""
+    """Launch on contiguous ``x [..., C]``; see the public function for the arguments.
+
+    8 bits need an ``out``, whose dtype is their format, and ``output_scale`` or a ``row_scale
+    [...]`` that is written.
+    """
     C = x.shape[-1]
     x = x.contiguous()
     if out is None:
@@ -101,6 +137,8 @@ def layer_norm_fwd(
             out, M, eps, C=C, **tiles._asdict(),
             HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
             HAS_OFFSET=offset is not None, HAS_RESIDUAL=residual is not None,
-            num_warps=NUM_WARPS,
+            output_scale_ptr=output_scale, row_scale_ptr=row_scale,
+            LARGEST=LARGEST.get(out.dtype, 0.0), SMALLEST=SMALLEST_STEP, num_warps=NUM_WARPS,
+            **pdl_options(pdl, device_capability(x.device)),
         )  # fmt: skip
     return out

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -17,7 +17,13 @@ from fastswin._triton.available import (
 from fastswin.ops.linear.config import (
     GemmConfig,
     LayerNormLinearConfig,
+    LinearConfig,
+    NormLinearConfig,
+    OneShotConfig,
+    SlicedConfig,
     layer_norm_linear_blocker,
+    one_shot_blocker,
+    sliced_blocker,
 )
 
 Activation = Literal["gelu"]
@@ -34,7 +40,8 @@ def linear(
     offset: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
     impl: Impl = "auto",
-    config: GemmConfig | LayerNormLinearConfig | None = None,
+    config: LinearConfig | NormLinearConfig | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """``residual + activation(norm(x) @ weight.T + bias)`` in one kernel.
 
@@ -49,8 +56,11 @@ def linear(
         offset: ``[K]`` added to every row before that norm; needs ``layer_norm_eps``.
         out: ``[..., N]`` where the result goes; may be ``residual``.
         impl: "auto", "triton" or "reference".
-        config: tiles of the kernel, a :class:`LayerNormLinearConfig` with ``layer_norm_eps`` and a
-            :class:`GemmConfig` without; None takes the heuristic.
+        config: which kernel and its tiles: a :class:`LayerNormLinearConfig` with
+            ``layer_norm_eps``, a :class:`GemmConfig` or :class:`SlicedConfig` without, a
+            :class:`OneShotConfig` with and without; None takes the heuristic.
+        pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
+            ``weight``, ``bias`` or ``offset``.
 
     Returns:
         ``[..., N]`` in x's dtype; products accumulate in fp32.
@@ -75,9 +85,10 @@ def linear(
         raise ValueError(
             f"offset must be [{K}] and needs layer_norm_eps, got {tuple(offset.shape)}"
         )
-    expected = GemmConfig if layer_norm_eps is None else LayerNormLinearConfig
+    expected = LinearConfig if layer_norm_eps is None else NormLinearConfig
     if config is not None and not isinstance(config, expected):
-        raise ValueError(f"config must be a {expected.__name__}, got {type(config).__name__}")
+        names = " or ".join(kind.__name__ for kind in get_args(expected))
+        raise ValueError(f"config must be a {names}, got {type(config).__name__}")
     chosen = choose_impl(
         impl,
         "linear",
@@ -85,21 +96,37 @@ def linear(
             why_not_triton(x.device, x.dtype),
             why_not_half(x.dtype),
             why_no_gradient(x, weight, bias, residual, offset),
-            layer_norm_linear_blocker(K) if layer_norm_eps is not None else None,
+            _why_not_config(K, layer_norm_eps, config),
             f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
         ],
     )
     if chosen == "reference":
         return _linear_ref(x, weight, bias, activation, residual, layer_norm_eps, offset, out)
-    from fastswin.ops.linear.forward import layer_norm_linear_fwd, linear_fwd
+    from fastswin.ops.linear import forward, one_shot
 
+    if isinstance(config, OneShotConfig):
+        return one_shot.one_shot_linear_fwd(
+            x, weight, bias, activation, layer_norm_eps, offset, residual, out, config, pdl
+        )
+    if isinstance(config, SlicedConfig):
+        return one_shot.sliced_linear_fwd(x, weight, bias, activation, residual, out, config, pdl)
     if isinstance(config, LayerNormLinearConfig) or layer_norm_eps is not None:
         assert layer_norm_eps is not None  # checked with the type of config
         assert not isinstance(config, GemmConfig)
-        return layer_norm_linear_fwd(
-            x, weight, bias, activation, layer_norm_eps, offset, out, config
+        return forward.layer_norm_linear_fwd(
+            x, weight, bias, activation, layer_norm_eps, offset, out, config, pdl
         )
-    return linear_fwd(x, weight, bias, activation, residual, out, config)
+    return forward.linear_fwd(x, weight, bias, activation, residual, out, config, pdl)
+
+
+def _why_not_config(
+    K: int, eps: float | None, config: LinearConfig | NormLinearConfig | None
+) -> str | None:
+    if isinstance(config, OneShotConfig):
+        return one_shot_blocker(K, config)
+    if isinstance(config, SlicedConfig):
+        return sliced_blocker(K, config)
+    return layer_norm_linear_blocker(K) if eps is not None else None
 
 
 def _linear_ref(

@@ -13,6 +13,9 @@ from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns
 #: Widest row that the LayerNorm-fused kernel keeps on chip.
 MAX_LAYER_NORM_K = 1024
 
+#: Widest row of the one-shot kernel: 16 rows and 16 columns of it are 48 K values in registers.
+MAX_ONE_SHOT_K = 1536
+
 
 @dataclasses.dataclass(frozen=True)
 class GemmConfig:
@@ -53,6 +56,47 @@ class LayerNormLinearConfig:
     column_splits: int
     num_warps: int
     num_stages: int
+
+
+@dataclasses.dataclass(frozen=True)
+class OneShotConfig:
+    """Launch options of the GEMM without a loop over K (one_shot.py).
+
+    Attributes:
+        block_m, block_n: tile of the product.
+        slices: parts of K that different warps multiply; 1 leaves the tile whole.
+        num_warps: warps per program.
+    """
+
+    block_m: int
+    block_n: int
+    slices: int
+    num_warps: int
+
+
+@dataclasses.dataclass(frozen=True)
+class SlicedConfig:
+    """Launch options of the GEMM whose warps share out K (one_shot.py).
+
+    Attributes:
+        block_m, block_n: tile of the product.
+        block_k: channels of one slice in one step.
+        slices: products of different channels that a step makes side by side.
+        num_warps: warps per program.
+        num_stages: depth of the load pipeline over steps.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    slices: int
+    num_warps: int
+    num_stages: int
+
+
+#: Options of a product without LayerNorm, and of one with.
+LinearConfig = GemmConfig | OneShotConfig | SlicedConfig
+NormLinearConfig = LayerNormLinearConfig | OneShotConfig
 
 
 def default_gemm_config(
@@ -112,3 +156,62 @@ def layer_norm_linear_blocker(K: int) -> str | None:
     if split_columns(K) is None:
         return f"{K} input channels are not one or two powers of two of at least {MIN_DOT}"
     return None
+
+
+def default_one_shot_config(
+    M: int, N: int, K: int, multiprocessors: int, capability: tuple[int, int]
+) -> OneShotConfig:
+    """Heuristic: the largest tile that leaves a program to most multiprocessors.
+
+    Both operands of a program lie in registers: at most about 32 K values together, four warps up
+    to half of that.
+    """
+    widest = 24 * 1024 if capability >= (8, 0) else 4 * 1024
+    best = (MIN_DOT, MIN_DOT)
+    for block_m, block_n in ((64, 64), (64, 32), (32, 64), (32, 32), (16, 32)):
+        if block_m >= 2 * max(M, MIN_DOT) or block_n >= 2 * N:
+            continue
+        if (block_m + block_n) * K > widest:
+            continue
+        best = (block_m, block_n)
+        if cdiv(M, block_m) * cdiv(N, block_n) >= 0.7 * multiprocessors:
+            break
+    warps = 8 if (best[0] + best[1]) * K > 16 * 1024 else 4
+    return OneShotConfig(*best, warps)
+
+
+def default_sliced_config(
+    M: int, N: int, K: int, multiprocessors: int, capability: tuple[int, int]
+) -> SlicedConfig:
+    """Heuristic: as above for the tile; as many slices as there are warps, where K allows."""
+    tile = next(
+        (
+            (block_m, block_n)
+            for block_m, block_n in ((64, 64), (64, 32), (32, 32), (16, 32))
+            if cdiv(M, block_m) * cdiv(N, block_n) >= 0.7 * multiprocessors
+        ),
+        (MIN_DOT, 32 if N >= 32 else MIN_DOT),
+    )
+    block_k = 64 if K % 512 == 0 else 32
+    slices = next(s for s in (8, 4, 2, 1) if K % (s * block_k) == 0 or s == 1)
+    stages = 4 if capability >= (9, 0) else 2
+    return SlicedConfig(*tile, block_k, slices, 8 if slices == 8 else 4, stages)
+
+
+def one_shot_blocker(K: int, config: OneShotConfig | None = None) -> str | None:
+    """Reason why a program cannot hold whole rows of K channels, None where it can."""
+    if K > MAX_ONE_SHOT_K:
+        return f"{K} input channels exceed {MAX_ONE_SHOT_K}"
+    columns = split_columns(K)
+    if columns is None:
+        return f"{K} input channels are not one or two powers of two of at least {MIN_DOT}"
+    slices = 1 if config is None else config.slices
+    if min(part for part in columns if part) < MIN_DOT * slices:
+        return f"{slices} slices of {K} input channels are narrower than {MIN_DOT}"
+    return None
+
+
+def sliced_blocker(K: int, config: SlicedConfig) -> str | None:
+    """Reason why slices do not cover K, None where they do."""
+    step = config.block_k * config.slices
+    return f"{step} channels a step do not divide {K}" if K % step else None

@@ -19,6 +19,7 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
 from fastswin._triton.math import gelu, normalize_rows
+from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, split_columns
 from fastswin.ops.linear.config import (
     GemmConfig,
@@ -54,9 +55,10 @@ def _linear_fwd_kernel(
     x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
+    NUM_STAGES: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per output tile, operands by pointers; columns fastest."""
+    launch_dependents(PDL)
     tiles_n = tl.cdiv(N, BLOCK_N)
     tile_m = tl.program_id(0) // tiles_n
     tile_n = tl.program_id(0) % tiles_n
@@ -67,6 +69,7 @@ def _linear_fwd_kernel(
     cols_valid = (col < N)[:, None]
     x_at = x_ptr + tile_m.to(tl.int64) * BLOCK_M * K + row[:, None] * K + k[None, :]
     weight_at = weight_ptr + col[:, None] * K + k[None, :]
+    wait_for_previous(PDL)
     acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
     for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
         if EVEN_K:
@@ -88,9 +91,11 @@ def _linear_fwd_tma_kernel(
     x_desc, weight_desc, bias_ptr, residual_ptr, out_ptr, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    NUM_STAGES: tl.constexpr, PERSISTENT: tl.constexpr,
+    NUM_STAGES: tl.constexpr, PERSISTENT: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """As above, operands by the tensor copy engine; PERSISTENT programs walk over tiles."""
+    launch_dependents(PDL)
+    wait_for_previous(PDL)
     tiles_n = tl.cdiv(N, BLOCK_N)
     tiles = tl.cdiv(M, BLOCK_M) * tiles_n
     if PERSISTENT:
@@ -126,9 +131,10 @@ def _layer_norm_linear_fwd_kernel(
     N: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COLUMN_SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_OFFSET: tl.constexpr, GELU: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
+    NUM_STAGES: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """x-stationary: one program keeps LN(x) ``[BLOCK_M, KA + KB]`` and walks over columns."""
+    launch_dependents(PDL)
     K: tl.constexpr = KA + KB
     steps: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     steps_each: tl.constexpr = (steps + COLUMN_SPLITS - 1) // COLUMN_SPLITS
@@ -140,6 +146,7 @@ def _layer_norm_linear_fwd_kernel(
     kb = KA + tl.arange(0, KB if KB > 0 else 16)
     x_ptr += tile_m.to(tl.int64) * BLOCK_M * K
     out_ptr += tile_m.to(tl.int64) * BLOCK_M * N
+    wait_for_previous(PDL)
     a = tl.load(x_ptr + row[:, None] * K + ka[None, :], mask=valid, other=0.0)
     dtype = a.dtype
     a = a.to(tl.float32)
@@ -178,6 +185,7 @@ def linear_fwd(
     residual: torch.Tensor | None,
     out: torch.Tensor | None,
     config: GemmConfig | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Launch the tiled GEMM on contiguous ``x [..., K]``; see the public function."""
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -197,7 +205,7 @@ def linear_fwd(
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
         "HAS_BIAS": bias is not None, "GELU": activation == "gelu",
         "HAS_RESIDUAL": residual is not None, "NUM_STAGES": config.num_stages,
-        "num_warps": config.num_warps,
+        "num_warps": config.num_warps, **pdl_options(pdl, device_capability(x.device)),
     }  # fmt: skip
     pointers = (x if bias is None else bias, x if residual is None else residual, out)
     with on_device(x.device):
@@ -229,6 +237,7 @@ def layer_norm_linear_fwd(
     offset: torch.Tensor | None,
     out: torch.Tensor | None,
     config: LayerNormLinearConfig | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Launch the x-stationary kernel on contiguous ``x [..., K]``; see the public function."""
     x, weight = x.contiguous(), weight.contiguous()
@@ -252,6 +261,6 @@ def layer_norm_linear_fwd(
             N=N, KA=columns[0], KB=columns[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n,
             COLUMN_SPLITS=config.column_splits, HAS_BIAS=bias is not None,
             HAS_OFFSET=offset is not None, GELU=activation == "gelu", NUM_STAGES=config.num_stages,
-            num_warps=config.num_warps,
+            num_warps=config.num_warps, **pdl_options(pdl, device_capability(x.device)),
         )  # fmt: skip
     return out

@@ -6,7 +6,7 @@
 
 Reads y and g once, writes dx once. The sums for dbias and the gradient of a float mask stay in
 registers along the loop; each program writes its tile once and a second stage adds the tiles in a
-fixed order (:func:`reduce_partial`). No atomics: three runs give the same bits.
+fixed order (sums.py). No atomics: three runs give the same bits.
 """
 
 # ruff: noqa: RUF005 - Triton has no starred tuples
@@ -27,7 +27,7 @@ from fastswin.ops.masked_softmax.device import (
 )
 from fastswin.ops.masked_softmax.launch import backward_problem
 from fastswin.ops.masked_softmax.paired import softmax_bwd_paired_kernel
-from fastswin.ops.masked_softmax.rows import RowPlan
+from fastswin.ops.masked_softmax.sums import reduce_partial
 
 
 @triton.jit
@@ -163,78 +163,99 @@ def _long_pair(
 
 
 @triton.jit
+def _packed(x, zero):
+    """``x``, as something that the compiler cannot recognise; ``zero`` is 0 when it runs.
+
+    Otherwise it keeps the fp32 form that the first pass has made, in twice the registers: four
+    kept chunks of both tensors took 128 instead of 64 and were spilled.
+    """
+    if x.dtype.primitive_bitwidth == 16:
+        x = (x.to(tl.int16, bitcast=True) ^ zero).to(x.dtype, bitcast=True)
+    return x
+
+
+@triton.jit
 def _softmax_bwd_long_kernel(
     y_ptr, g_ptr, dx_ptr, partial_ptr, lens_ptr, scale,
-    rows, row_blocks, D1, D2, n_units, loop, steps,
+    rows, programs, D1, D2, n_units, loop, steps,
     y_step, y0, y1, y2, g_step, g0, g1, g2, dx_step, dx0, dx1, dx2,
     q0, q1, q2, n0, n1, n2, y_key, g_key,
     Y_ALIGN: tl.constexpr, G_ALIGN: tl.constexpr, DX_ALIGN: tl.constexpr, N_ALIGN: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_LENS: tl.constexpr,
     NEEDS_DX: tl.constexpr, NEEDS_SUM: tl.constexpr,
-    P: tl.constexpr, V: tl.constexpr, KEPT: tl.constexpr,
+    P: tl.constexpr, V: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
 ):  # fmt: skip
-    """One program per row, in chunks of P * V keys; the first KEPT chunks stay in registers."""
-    row = tl.program_id(0)
-    N = n_units * N_ALIGN
-    i2 = row % D2
-    i1 = row // D2 % D1
-    i0 = row // D2 // D1
-    y_row = y_ptr + row_offset(row * 0, i0, i1, i2, y_step, y0, y1, y2, Y_ALIGN)
-    g_row = g_ptr + row_offset(row * 0, i0, i1, i2, g_step, g0, g1, g2, G_ALIGN)
-    dx_row = dx_ptr + row_offset(row * 0, i0, i1, i2, dx_step, dx0, dx1, dx2, DX_ALIGN)
-    partial_row = partial_ptr + row.to(tl.int64) * n_units * N_ALIGN
-    live = N
-    PREFIX: tl.constexpr = CAUSAL or HAS_LENS
-    if PREFIX:
-        live = visible_keys(
-            lens_ptr, i0, i1, i2, q0, q1, q2, n0, n1, n2, N, row < rows, CAUSAL, HAS_LENS
-        )
-    limit = load_limit(live, N_ALIGN)
+    """Each program walks along every ``programs``-th row, in chunks of P * V keys.
+
+    Every chunk but the first KEPT, which stay in registers, is read twice, the second time from
+    the L2 cache as long as the rows under way fit there together: what is read for the last time
+    and what is written says that it may go first. With STAGES above 1 the first pass takes its
+    chunks through shared memory, STAGES - 1 of them on their way.
+    """
     BLOCK: tl.constexpr = P * V
-    lane = tl.arange(0, P)[:, None] * V + tl.arange(0, V)[None, :]
-    chunks = (live + BLOCK - 1) // BLOCK
-    dots = tl.zeros([P], tl.float32)
-    kept_y = ()
-    kept_g = ()
-    for c in tl.static_range(KEPT):
-        y, g = _long_pair(
-            y_row, g_row, c * BLOCK + lane, live, limit, y_key, g_key, PREFIX, "evict_first"
-        )
-        dots += tl.sum(y.to(tl.float32) * g.to(tl.float32), 1)
-        kept_y = kept_y + (y,)
-        kept_g = kept_g + (g,)
-    for c in range(KEPT, chunks):
-        col = c * BLOCK + lane
-        y_chunk, g_chunk = _long_pair(
-            y_row, g_row, col, live, limit, y_key, g_key, PREFIX, "evict_last"
-        )
-        dots += tl.sum(y_chunk.to(tl.float32) * g_chunk.to(tl.float32), 1)
-    dot = tl.sum(dots, 0)
+    PREFIX: tl.constexpr = CAUSAL or HAS_LENS
     dtype = dx_ptr.dtype.element_ty
-    dead = tl.maximum(chunks, KEPT)
-    for c in range(dead, (N + BLOCK - 1) // BLOCK):
-        col = c * BLOCK + lane
-        if NEEDS_DX:
-            tl.store(dx_row + col, tl.zeros([P, V], dtype), mask=col < N)
-        if NEEDS_SUM:
-            tl.store(partial_row + col, tl.zeros([P, V], tl.float32), mask=col < N)
-    for back in range(KEPT, chunks):
-        col = (chunks - 1 - (back - KEPT)) * BLOCK + lane
-        y_back, g_back = _long_pair(
-            y_row, g_row, col, live, limit, y_key, g_key, PREFIX, "evict_first"
-        )
-        ds = y_back.to(tl.float32) * (g_back.to(tl.float32) - dot)
-        if NEEDS_DX:
-            tl.store(dx_row + col, (ds * scale).to(dtype), mask=col < N, cache_modifier=".cs")
-        if NEEDS_SUM:
-            tl.store(partial_row + col, ds, mask=col < N)
-    for c in tl.static_range(KEPT):
-        col = c * BLOCK + lane
-        ds = kept_y[c].to(tl.float32) * (kept_g[c].to(tl.float32) - dot)
-        if NEEDS_DX:
-            tl.store(dx_row + col, (ds * scale).to(dtype), mask=col < N, cache_modifier=".cs")
-        if NEEDS_SUM:
-            tl.store(partial_row + col, ds, mask=col < N)
+    N = n_units * N_ALIGN
+    lane = tl.arange(0, P)[:, None] * V + tl.arange(0, V)[None, :]
+    zero = tl.where(scale != scale, 1, 0).to(tl.int16)  # scale is finite
+    pid = tl.program_id(0)
+    for turn in range((rows - pid + programs - 1) // programs):
+        row = pid + turn * programs
+        i2 = row % D2
+        i1 = row // D2 % D1
+        i0 = row // D2 // D1
+        y_row = y_ptr + row_offset(row * 0, i0, i1, i2, y_step, y0, y1, y2, Y_ALIGN)
+        g_row = g_ptr + row_offset(row * 0, i0, i1, i2, g_step, g0, g1, g2, G_ALIGN)
+        dx_row = dx_ptr + row_offset(row * 0, i0, i1, i2, dx_step, dx0, dx1, dx2, DX_ALIGN)
+        partial_row = partial_ptr + row.to(tl.int64) * n_units * N_ALIGN
+        live = N
+        if PREFIX:
+            live = visible_keys(
+                lens_ptr, i0, i1, i2, q0, q1, q2, n0, n1, n2, N, row < rows, CAUSAL, HAS_LENS
+            )
+        limit = load_limit(live, N_ALIGN)
+        chunks = (live + BLOCK - 1) // BLOCK
+        dots = tl.zeros([P], tl.float32)
+        kept_y = ()
+        kept_g = ()
+        for c in tl.static_range(KEPT):
+            y, g = _long_pair(
+                y_row, g_row, c * BLOCK + lane, live, limit, y_key, g_key, PREFIX, "evict_first"
+            )
+            dots += tl.sum(y.to(tl.float32) * g.to(tl.float32), 1)
+            kept_y = kept_y + (_packed(y, zero),)
+            kept_g = kept_g + (_packed(g, zero),)
+        for c in tl.range(KEPT, chunks, num_stages=STAGES):
+            col = c * BLOCK + lane
+            y_chunk, g_chunk = _long_pair(
+                y_row, g_row, col, live, limit, y_key, g_key, PREFIX, "evict_last"
+            )
+            dots += tl.sum(y_chunk.to(tl.float32) * g_chunk.to(tl.float32), 1)
+        dot = tl.sum(dots, 0)
+        dead = tl.maximum(chunks, KEPT)
+        for c in range(dead, (N + BLOCK - 1) // BLOCK):
+            col = c * BLOCK + lane
+            if NEEDS_DX:
+                tl.store(dx_row + col, tl.zeros([P, V], dtype), mask=col < N)
+            if NEEDS_SUM:
+                tl.store(partial_row + col, tl.zeros([P, V], tl.float32), mask=col < N)
+        for back in range(KEPT, chunks):
+            col = (chunks - 1 - (back - KEPT)) * BLOCK + lane
+            y_back, g_back = _long_pair(
+                y_row, g_row, col, live, limit, y_key, g_key, PREFIX, "evict_first"
+            )
+            ds = y_back.to(tl.float32) * (g_back.to(tl.float32) - dot)
+            if NEEDS_DX:
+                tl.store(dx_row + col, (ds * scale).to(dtype), mask=col < N, cache_modifier=".cs")
+            if NEEDS_SUM:
+                tl.store(partial_row + col, ds, mask=col < N)
+        for c in tl.static_range(KEPT):
+            col = c * BLOCK + lane
+            ds = kept_y[c].to(tl.float32) * (kept_g[c].to(tl.float32) - dot)
+            if NEEDS_DX:
+                tl.store(dx_row + col, (ds * scale).to(dtype), mask=col < N, cache_modifier=".cs")
+            if NEEDS_SUM:
+                tl.store(partial_row + col, ds, mask=col < N)
 
 
 BACKWARD_KERNELS = {
@@ -286,18 +307,3 @@ def masked_softmax_bwd(
         for name, like in summed.items()
     }
     return dx, result("bias", results), result("mask", results)
-
-
-def reduce_partial(
-    partial: torch.Tensor, plan: RowPlan, name: str, like: torch.Tensor
-) -> torch.Tensor:
-    """Second stage: add the tiles ``[runs, D0, D1, D2, N]`` to the shape of one operand.
-
-    An axis along which the operand does not move (stride 0 in the plan) is summed in fp32.
-    """
-    moves = plan.strides[name][1:]
-    still = [axis + 1 for axis in range(3) if moves[axis] == 0 or plan.sizes[axis] == 1]
-    total = partial.sum((0, *still))
-    if like.shape[-1:] != partial.shape[-1:]:
-        total = total.sum(-1)
-    return total.reshape(like.shape).to(like.dtype)

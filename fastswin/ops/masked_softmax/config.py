@@ -46,6 +46,10 @@ class SoftmaxConfig:
         long: two passes over the row instead of holding it whole.
         paired: two rows of odd length at a time, ``block_keys`` in words of two elements.
         kept: chunks that stay in registers between the two passes.
+        stages: with more than 1, so many less one chunks of the first pass are on their way
+            through shared memory; two-pass form.
+        programs_per_multiprocessor: most programs of a launch, each taking a run of the loop axis
+            or, in the two-pass backward, every so many-th row; 0 takes 16, or one per row.
     """
 
     block_rows: int
@@ -55,6 +59,8 @@ class SoftmaxConfig:
     long: bool = False
     kept: int = 0
     paired: bool = False
+    stages: int = 1
+    programs_per_multiprocessor: float = 0.0
 
     @property
     def form(self) -> Form:
@@ -128,21 +134,24 @@ def paired_config(keys: int, direction: Direction) -> SoftmaxConfig:
     """Two rows at a time, one pair per thread, at least a sector of 32 bytes of each pair at once.
 
     Two pairs per thread hold twice the registers and took 0.24 instead of 0.17 ms (H100,
-    [12288, 4, 49, 49]); the backward writes fewer partial sums in longer runs.
+    [12288, 4, 49, 49]). One warp per program: with two, Triton 3.6 sends each row's sums through
+    shared memory. The backward writes its sums once per program: as few as are resident.
     """
     lanes = 8
     while lanes < WARP and -(-keys // lanes) > 8:
         lanes *= 2
-    warps = 1 if direction == "forward" else 2
-    steps = FORWARD_STEPS if direction == "forward" else 0
-    return SoftmaxConfig(2 * warps * WARP // lanes, lanes, warps, steps, paired=True)
+    rows = 2 * WARP // lanes
+    if direction == "forward":
+        return SoftmaxConfig(rows, lanes, 1, FORWARD_STEPS, paired=True)
+    return SoftmaxConfig(rows, lanes, 1, paired=True, programs_per_multiprocessor=32)
 
 
 def long_config(keys: int, itemsize: int, direction: Direction) -> SoftmaxConfig:
     """Two passes; the kept chunks are those that the cache would lose first.
 
-    Rows past 64K: 2 x 16,384 fp16 keys kept by 32 warps read at 94 % of the copy rate, 4 x 8,192
-    by 16 warps at 74 %; the backward reaches 76 % (H100, 2,048 rows of 131,072).
+    Forward past 64K keys: 2 x 16,384 fp16 keys kept by 32 warps read at 94 % of the copy rate,
+    4 x 8,192 by 16 warps at 74 % (H100, 2,048 rows of 131,072). Backward: 132 rows of 2 x 256 KiB
+    under way exceed the 50 MiB cache (75 %), so fewer than all multiprocessors take one each.
     """
     huge = keys > 65536
     warps = 4 if keys <= 8192 else 32 if huge and direction == "forward" else 16
@@ -150,5 +159,10 @@ def long_config(keys: int, itemsize: int, direction: Direction) -> SoftmaxConfig
     block = WARP * warps * vector * 2
     if direction == "backward" and not huge:
         block //= 2
+    if huge and direction == "backward":
+        kept = min(4, keys // block)
+        return SoftmaxConfig(
+            1, block, warps, long=True, kept=kept, stages=3, programs_per_multiprocessor=0.72
+        )
     kept = min(2 if huge else 4, keys // block)
     return SoftmaxConfig(1, block, warps, long=True, kept=kept)

@@ -144,29 +144,62 @@ def _units(strides: Strides, align: int) -> tuple[int, ...]:
     return tuple(s // align for s in strides)
 
 
-def _cut(
-    plan: RowPlan, config: SoftmaxConfig, multiprocessors: int
-) -> tuple[RowPlan, int, int, int]:
-    """Plan, row blocks, loop steps per program and runs for one config."""
+def _choose_form(
+    folded: RowPlan,
+    operands: Mapping[str, Operand],
+    keys: int,
+    prefix: bool,
+    direction: Direction,
+    given: SoftmaxConfig | None,
+    default: SoftmaxConfig,
+) -> tuple[SoftmaxConfig, RowPlan]:
+    """The config to launch and its rows: pairs where there are any, unless another form is given.
+
+    Raises:
+        ValueError: ``given`` wants pairs and two rows are no whole number of words.
+    """
+    config = given or default
     if config.long:
-        flat = plan.without_loop()
+        flat = folded.without_loop()
         if flat is None:
             raise RuntimeError("the two-pass kernel needs a plan with a free row axis")
-        return flat, flat.rows, 1, 1
-    if not config.paired:
-        plan = plan.fill_blocks(config.block_rows)
+        return config, flat
+    if given is None or given.paired:
+        pairs = given or paired_config(keys, direction)
+        plan = folded.fill_blocks(pairs.block_rows, multiple=2)
+        reason = why_not_paired(plan, operands, keys, prefix)
+        if reason is None:
+            return pairs, plan
+        if given is not None:
+            raise ValueError(f"config.paired does not apply: {reason}")
+    return config, folded.fill_blocks(config.block_rows)
+
+
+def _cut(
+    plan: RowPlan, config: SoftmaxConfig, direction: Direction, multiprocessors: int
+) -> tuple[int, int, int]:
+    """Row blocks, loop steps per program and runs; programs are row blocks times runs."""
+    wanted = config.programs_per_multiprocessor * multiprocessors
+    if config.long:
+        walked = direction == "backward" and wanted > 0
+        return min(plan.rows, max(1, int(wanted))) if walked else plan.rows, 1, 1
     blocks = -(-plan.rows // config.block_rows)
-    wanted = PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
-    runs = min(plan.loop, max(1, -(-wanted // blocks)))
+    wanted = wanted or PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
+    runs = min(plan.loop, max(1, int(wanted // blocks)))  # one program too many is a wave too many
     steps = -(-plan.loop // runs)
     if config.steps:
         steps = min(steps, config.steps)
-    return plan, blocks, steps, -(-plan.loop // steps)
+    return blocks, steps, -(-plan.loop // steps)
 
 
 def _tiles(config: SoftmaxConfig, keys: int, vector: int) -> dict[str, object]:
     if config.long:
-        return {"P": config.block_keys // vector, "V": vector, "KEPT": config.kept}
+        return {
+            "P": config.block_keys // vector,
+            "V": vector,
+            "KEPT": config.kept,
+            "STAGES": config.stages,
+        }
     if config.paired:
         return {
             "N": keys,
@@ -228,23 +261,18 @@ def forward_layout(
     operands = {n: t for n, t in (("bias", bias), ("mask", mask)) if t is not None}
     n_align = power_of_2_divisor((keys,), 16)
     vector = _vector(x, n_align)
-    chosen = config is None
-    if config is None:
-        prefix, looped = causal or lens, bool(operands)
-        config = default_config(keys, vector, x.itemsize, "forward", prefix, looped)
+    prefix = causal or lens
+    default = default_config(keys, vector, x.itemsize, "forward", prefix, bool(operands))
     strides = {"x": x.strides, "out": out.strides}
     broadcast = {n: expanded(t.shape, t.strides, shape) for n, t in operands.items()}
     strides |= broadcast | _position_strides(shape, causal, lens)
     pinned = [n for n in strides if n not in ("x", "out")] if operands else []
-    folded = _plan(shape, strides, pinned, config.long)
+    folded = _plan(shape, strides, pinned, (config or default).long)
     if folded is None:
         return None
-    no_pairs = why_not_paired(folded, {"x": x, "out": out}, keys, causal or lens)
-    if chosen and no_pairs is None:
-        config = paired_config(keys, "forward")
-    if config.paired and no_pairs is not None:
-        raise ValueError(f"config.paired does not apply: {no_pairs}")
-    plan, blocks, steps, runs = _cut(folded, config, multiprocessors)
+    rows = {"x": x, "out": out}
+    config, plan = _choose_form(folded, rows, keys, prefix, "forward", config, default)
+    blocks, steps, runs = _cut(plan, config, "forward", multiprocessors)
 
     key = {n: s[-1] for n, s in broadcast.items()} | {"x": x.strides[-1], "out": out.strides[-1]}
     moves = {n: plan.strides.get(n, NONE) for n in ("x", "out", "bias", "mask", "query", "lens")}
@@ -299,26 +327,20 @@ def backward_layout(
     shape, keys = y.shape, y.shape[-1]
     n_align = power_of_2_divisor((keys,), 16)
     vector = min(_vector(y, n_align), _vector(grad, n_align))
-    chosen = config is None
-    if config is None:
-        direction: Direction = "backward"
-        prefix, looped = causal or lens, bool(summed)
-        config = default_config(keys, vector, y.itemsize, direction, prefix, looped)
+    prefix = causal or lens
+    default = default_config(keys, vector, y.itemsize, "backward", prefix, bool(summed))
     strides = {"y": y.strides, "g": grad.strides, "dx": contiguous_strides(shape)}
     # gradients are laid out by shape: where a bias is itself expanded, each element has its own
     strides |= {n: expanded(own, contiguous_strides(own), shape) for n, own in summed}
     strides |= _position_strides(shape, causal, lens)
     pinned = [n for n in strides if n not in ("y", "g", "dx")] if summed else []
-    folded = _plan(shape, strides, pinned, config.long)
+    folded = _plan(shape, strides, pinned, (config or default).long)
     if folded is None:
         return None
     packed = Operand(shape, contiguous_strides(shape), y.itemsize, aligned=True)
-    no_pairs = why_not_paired(folded, {"y": y, "g": grad, "dx": packed}, keys, causal or lens)
-    if chosen and no_pairs is None:
-        config = paired_config(keys, "backward")
-    if config.paired and no_pairs is not None:
-        raise ValueError(f"config.paired does not apply: {no_pairs}")
-    plan, blocks, steps, runs = _cut(folded, config, multiprocessors)
+    rows = {"y": y, "g": grad, "dx": packed}
+    config, plan = _choose_form(folded, rows, keys, prefix, "backward", config, default)
+    blocks, steps, runs = _cut(plan, config, "backward", multiprocessors)
     programs = _check_programs(blocks * runs)
     moves = {n: plan.strides.get(n, NONE) for n in ("y", "g", "dx", "query", "lens")}
     if config.paired:

@@ -86,18 +86,17 @@ def _added(
 
 
 @triton.jit
-def _load_words(ptr, word, pair, keep):
-    """Low and high elements ``[R, L]`` of the words at ``word`` of pairs that start at ``pair``."""
-    half = tl.arange(0, 2)[None, None, :]
-    offset = pair[:, None, None] + 2 * word[:, :, None] + half
-    return tl.split(tl.load(ptr + offset, mask=keep[:, :, None], other=0.0))
+def _own_words(ptr, first_word, pair, lane, N: tl.constexpr):
+    """Pointers ``[R, L, 2]`` to word ``lane`` of each pair; pairs start at word ``first_word``."""
+    word = pair[:, None] * N + lane
+    return ptr + 2 * first_word + (2 * word)[:, :, None] + tl.arange(0, 2)[None, None, :]
 
 
 @triton.jit
-def _store_words(ptr, word, pair, keep, low, high):
-    half = tl.arange(0, 2)[None, None, :]
-    offset = pair[:, None, None] + 2 * word[:, :, None] + half
-    tl.store(ptr + offset, tl.join(low, high), mask=keep[:, :, None])
+def _halves(words):
+    """Low and high elements ``[R, L]`` of words ``[R, L, 2]`` in fp32."""
+    low, high = tl.split(words)
+    return low.to(tl.float32), high.to(tl.float32)
 
 
 @triton.jit
@@ -135,17 +134,19 @@ def softmax_fwd_paired_kernel(
             bias_a, bias_b, mask_a, mask_b, 2 * at_word + 1, seen, bias_key, mask_key,
             N, HAS_BIAS, MASK,
         ),)  # fmt: skip
-    start = block.to(tl.int64) * (2 * N)
-    pair = pair * (2 * N)
-    one = tl.full([], 1, tl.int64)
+    start = block.to(tl.int64) * N
+    x_own = _own_words(x_ptr, start, pair, lane, N)
+    out_own = _own_words(out_ptr, start, pair, lane, N)
+    two = tl.full([], 2, tl.int64)
     for step in range(first, last):
-        x_at = x_ptr + start + one * step * x_step * 2
-        out_at = out_ptr + start + one * step * out_step * 2
+        x_at = x_own + step * (two * x_step)
+        out_at = out_own + step * (two * out_step)
         lows = ()
         highs = ()
         for c in tl.static_range(CHUNKS):
-            word = c * L + lane
-            low, high = _load_words(x_at, word, pair, pair_ok & (word < N))
+            keep = pair_ok & (c * L + lane < N)
+            raw = tl.load(x_at + 2 * c * L, mask=keep[:, :, None], other=0.0)
+            low, high = tl.split(raw)
             lows = lows + (low,)
             highs = highs + (high,)
         peak_a = tl.full([R, L], -float("inf"), tl.float32)
@@ -198,7 +199,8 @@ def softmax_fwd_paired_kernel(
             dtype = out_ptr.dtype.element_ty
             low_half = (prob_low[c] * by_low).to(dtype)
             high_half = (prob_high[c] * by_high).to(dtype)
-            _store_words(out_at, word, pair, pair_ok & (word < N), low_half, high_half)
+            keep = pair_ok & (word < N)
+            tl.store(out_at + 2 * c * L, tl.join(low_half, high_half), mask=keep[:, :, None])
 
 
 @triton.jit
@@ -218,37 +220,35 @@ def softmax_bwd_paired_kernel(
     pair = tl.arange(0, R)
     pair_ok = (block + pair < pairs)[:, None]
     lane = tl.arange(0, L)[None, :]
-    start = block.to(tl.int64) * (2 * N)
-    pair = pair * (2 * N)
+    start = block.to(tl.int64) * N
+    y_own = _own_words(y_ptr, start, pair, lane, N)
+    g_own = _own_words(g_ptr, start, pair, lane, N)
+    dx_own = _own_words(dx_ptr, start, pair, lane, N)
     sums_low = ()
     sums_high = ()
     if NEEDS_SUM:
         for _c in tl.static_range(CHUNKS):
             sums_low = sums_low + (tl.zeros([R, L], tl.float32),)
             sums_high = sums_high + (tl.zeros([R, L], tl.float32),)
-    one = tl.full([], 1, tl.int64)
+    two = tl.full([], 2, tl.int64)
     for step in range(first, last):
-        y_at = y_ptr + start + one * step * y_step * 2
-        g_at = g_ptr + start + one * step * g_step * 2
-        dx_at = dx_ptr + start + one * step * dx_step * 2
-        y_low = ()
-        y_high = ()
-        g_low = ()
-        g_high = ()
+        y_at = y_own + step * (two * y_step)
+        g_at = g_own + step * (two * g_step)
+        dx_at = dx_own + step * (two * dx_step)
+        ys = ()
+        gs = ()
         for c in tl.static_range(CHUNKS):
-            word = c * L + lane
-            low, high = _load_words(y_at, word, pair, pair_ok & (word < N))
-            y_low = y_low + (low.to(tl.float32),)
-            y_high = y_high + (high.to(tl.float32),)
-            low, high = _load_words(g_at, word, pair, pair_ok & (word < N))
-            g_low = g_low + (low.to(tl.float32),)
-            g_high = g_high + (high.to(tl.float32),)
+            keep = pair_ok & (c * L + lane < N)
+            ys = ys + (tl.load(y_at + 2 * c * L, mask=keep[:, :, None], other=0.0),)
+            gs = gs + (tl.load(g_at + 2 * c * L, mask=keep[:, :, None], other=0.0),)
         products_a = tl.zeros([R, L], tl.float32)
         products_b = products_a
         for c in tl.static_range(CHUNKS):
             word = c * L + lane
-            low = y_low[c] * g_low[c]
-            high = y_high[c] * g_high[c]
+            y_low, y_high = _halves(ys[c])
+            g_low, g_high = _halves(gs[c])
+            low = y_low * g_low
+            high = y_high * g_high
             if c * L <= HALF:
                 a, b = _of_first(word, low, high, 0.0, HALF, (c + 1) * L > HALF)
                 products_a += a + b
@@ -262,21 +262,23 @@ def softmax_bwd_paired_kernel(
         for c in tl.static_range(CHUNKS):
             word = c * L + lane
             dot_low, dot_high = _row_value(word, dot_a, dot_b, c * L, (c + 1) * L, HALF)
-            ds_low = y_low[c] * (g_low[c] - dot_low)
-            ds_high = y_high[c] * (g_high[c] - dot_high)
+            y_low, y_high = _halves(ys[c])
+            g_low, g_high = _halves(gs[c])
+            ds_low = y_low * (g_low - dot_low)
+            ds_high = y_high * (g_high - dot_high)
             if NEEDS_SUM:
                 new_low = new_low + (sums_low[c] + ds_low,)
                 new_high = new_high + (sums_high[c] + ds_high,)
             if NEEDS_DX:
                 dtype = dx_ptr.dtype.element_ty
-                low_half = (ds_low * scale).to(dtype)
-                high_half = (ds_high * scale).to(dtype)
-                _store_words(dx_at, word, pair, pair_ok & (word < N), low_half, high_half)
+                dx = tl.join((ds_low * scale).to(dtype), (ds_high * scale).to(dtype))
+                keep = pair_ok & (word < N)
+                tl.store(dx_at + 2 * c * L, dx, mask=keep[:, :, None])
         sums_low = new_low
         sums_high = new_high
     if NEEDS_SUM:
-        partial_at = partial_ptr + start + run.to(tl.int64) * pairs * (2 * N)
+        partial_at = _own_words(partial_ptr, start + run.to(tl.int64) * pairs * N, pair, lane, N)
         for c in tl.static_range(CHUNKS):
-            word = c * L + lane
-            keep = pair_ok & (word < N)
-            _store_words(partial_at, word, pair, keep, sums_low[c], sums_high[c])
+            keep = pair_ok & (c * L + lane < N)
+            sums = tl.join(sums_low[c], sums_high[c])
+            tl.store(partial_at + 2 * c * L, sums, mask=keep[:, :, None])

@@ -51,20 +51,24 @@ class RowPlan:
             {name: (0, s[0], s[2], s[3]) for name, s in self.strides.items()},
         )
 
-    def fill_blocks(self, block_rows: int, waste: float = 0.1) -> RowPlan:
+    def fill_blocks(self, block_rows: int, multiple: int = 1, waste: float = 0.1) -> RowPlan:
         """Move part of the loop into the rows where a block of rows would be badly filled.
 
-        196 rows in blocks of 64 leave 23 % of the lanes idle; 16 x 196 rows leave none.
+        196 rows in blocks of 64 leave 23 % of the lanes idle; 16 x 196 rows leave none. With
+        ``multiple``, also where the rows are no multiple of it: 147 rows are no pairs, 2 x 147 are.
         """
 
         def idle(rows: int) -> float:
             return 1.0 - rows / (-(-rows // block_rows) * block_rows)
 
-        if self.sizes[0] != 1 or idle(self.rows) <= waste:
+        whole = self.rows % multiple == 0
+        if self.sizes[0] != 1 or (whole and idle(self.rows) <= waste):
             return self
-        factors = [f for f in (2, 4, 8, 16, 32, 64) if self.loop % f == 0]
+        factors = [
+            f for f in (2, 4, 8, 16, 32, 64) if self.loop % f == 0 and self.rows * f % multiple == 0
+        ]
         best = min(factors, key=lambda f: (idle(self.rows * f) > waste, f), default=1)
-        if best == 1 or idle(self.rows * best) >= idle(self.rows):
+        if best == 1 or (whole and idle(self.rows * best) >= idle(self.rows)):
             return self
         return RowPlan(
             self.loop // best,

@@ -32,6 +32,7 @@ def mlp(
     out: torch.Tensor | None = None,
     impl: Impl = "auto",
     config: MlpConfig | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """The MLP half of a block, LayerNorm and residual included.
 
@@ -48,6 +49,8 @@ def mlp(
         out: ``[..., C]`` where the result goes; may be ``x``.
         impl: "auto", "triton" or "reference".
         config: tiles of the kernel; None takes the heuristic.
+        pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes a
+            weight.
 
     Returns:
         ``[..., C]`` in x's dtype.
@@ -89,7 +92,7 @@ def mlp(
         return _mlp_ref(x, *weights, offset, eps, out)
     from fastswin.ops.mlp.forward import mlp_fwd
 
-    return mlp_fwd(x, *weights, offset, eps, out, config)
+    return mlp_fwd(x, *weights, offset, eps, out, config, pdl)
 
 
 def _mlp_ref(

@@ -16,6 +16,7 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.math import gelu, normalize_rows
+from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, split_columns
 from fastswin.ops.mlp.config import MlpConfig, default_mlp_config
 
@@ -38,9 +39,10 @@ def _mlp_fwd_kernel(
     offset_ptr, out_ptr, M, eps,
     CA: tl.constexpr, CB: tl.constexpr, HIDDEN: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_H: tl.constexpr, POST_NORM: tl.constexpr, TMA: tl.constexpr,
-    HAS_OFFSET: tl.constexpr, NUM_STAGES: tl.constexpr,
+    HAS_OFFSET: tl.constexpr, NUM_STAGES: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per BLOCK_M rows, walking over the hidden units."""
+    launch_dependents(PDL)
     C: tl.constexpr = CA + CB
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     row = tl.arange(0, BLOCK_M)
@@ -50,6 +52,7 @@ def _mlp_fwd_kernel(
     cb = CA + tl.arange(0, CB if CB > 0 else 16)
     at = row[:, None] * C
     x_ptr += first * C
+    wait_for_previous(PDL)
     xa = tl.load(x_ptr + at + ca[None, :], mask=valid, other=0.0).to(tl.float32)
     xb = xa
     if CB > 0:
@@ -119,6 +122,7 @@ def mlp_fwd(
     eps: float,
     out: torch.Tensor | None,
     config: MlpConfig | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Launch on contiguous ``x [..., C]``; see the public function."""
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -149,5 +153,6 @@ def mlp_fwd(
             CA=CA, CB=CB, HIDDEN=hidden, BLOCK_M=config.block_m, BLOCK_H=config.block_h,
             POST_NORM=norm_weight is not None, TMA=config.tma, HAS_OFFSET=offset is not None,
             NUM_STAGES=config.num_stages, num_warps=config.num_warps,
+            **pdl_options(pdl, device_capability(x.device)),
         )  # fmt: skip
     return out

@@ -31,6 +31,7 @@ def patch_embed(
     eps: float = 1e-5,
     dtype: torch.dtype | None = None,
     impl: Impl = "auto",
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Non-overlapping patches projected to tokens, then LayerNorm: images to ``[B, H, W, C]``.
 
@@ -43,6 +44,8 @@ def patch_embed(
         eps: LayerNorm epsilon.
         dtype: of the tokens and of the product; None means the images'.
         impl: "auto", "triton" or "reference".
+        pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes a
+            weight.
 
     Returns:
         ``[B, ceil(h / p), ceil(w / p), C]``.
@@ -70,7 +73,7 @@ def patch_embed(
         return _patch_embed_ref(images, weight, bias, norm_weight, norm_bias, eps, dtype)
     from fastswin.ops.patch_embed.forward import patch_embed_fwd
 
-    return patch_embed_fwd(images, weight, bias, norm_weight, norm_bias, eps, dtype)
+    return patch_embed_fwd(images, weight, bias, norm_weight, norm_bias, eps, dtype, pdl)
 
 
 def _patch_embed_ref(

@@ -15,6 +15,7 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.math import normalize_rows
+from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns
 
 
@@ -24,9 +25,10 @@ def _patch_embed_fwd_kernel(
     image_h, image_w, W, tokens, blocks_per_image, stride_b, stride_c, stride_h, stride_w, eps,
     PATCH: tl.constexpr, ELEMENTS: tl.constexpr, BLOCK_K: tl.constexpr,
     CA: tl.constexpr, CB: tl.constexpr, BLOCK_M: tl.constexpr, HAS_NORM: tl.constexpr,
-    PRECISION: tl.constexpr,
+    PRECISION: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per BLOCK_M tokens of one image."""
+    launch_dependents(PDL)
     C: tl.constexpr = CA + CB
     pid = tl.program_id(0)
     image = (pid // blocks_per_image).to(tl.int64)
@@ -37,12 +39,13 @@ def _patch_embed_fwd_kernel(
     x = (token % W * PATCH)[:, None] + (k % PATCH)[None, :]
     inside = valid[:, None] & (k < ELEMENTS)[None, :] & (y < image_h) & (x < image_w)
     at = (k // (PATCH * PATCH))[None, :] * stride_c + y * stride_h + x * stride_w
-    pixels = tl.load(image_ptr + image * stride_b + at, mask=inside, other=0.0)
-    pixels = pixels.to(weight_ptr.dtype.element_ty)
     ca = tl.arange(0, CA)
     cb = CA + tl.arange(0, CB if CB > 0 else 16)
     in_patch = (k < ELEMENTS)[None, :]
     w = tl.load(weight_ptr + ca[:, None] * ELEMENTS + k[None, :], mask=in_patch, other=0.0)
+    wait_for_previous(PDL)  # also of the writes below: the memory may be an earlier kernel's
+    pixels = tl.load(image_ptr + image * stride_b + at, mask=inside, other=0.0)
+    pixels = pixels.to(weight_ptr.dtype.element_ty)
     a = tl.dot(pixels, tl.trans(w), input_precision=PRECISION)
     a += tl.load(bias_ptr + ca).to(tl.float32)[None, :]
     b = a
@@ -71,6 +74,7 @@ def patch_embed_fwd(
     norm_bias: torch.Tensor | None,
     eps: float,
     dtype: torch.dtype,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Launch on ``images [B, c, h, w]`` of any strides; see the public function."""
     B, channels, image_h, image_w = images.shape
@@ -94,5 +98,6 @@ def patch_embed_fwd(
             PATCH=patch, ELEMENTS=elements, BLOCK_K=max(MIN_DOT, next_power_of_2(elements)),
             CA=columns[0], CB=columns[1], BLOCK_M=block_m, HAS_NORM=norm_weight is not None,
             PRECISION="ieee", num_warps=num_warps,
+            **pdl_options(pdl, device_capability(images.device)),
         )  # fmt: skip
     return out

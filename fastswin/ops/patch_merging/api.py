@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 
 from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
+from fastswin.ops.quantize.checks import check_steps, resolve_output, why_not_format
+from fastswin.ops.quantize.reference import quantize_ref
 
 MAX_CHANNELS = 2048
 
@@ -15,7 +17,10 @@ def gather_neighbours(
     *,
     layer_norm_eps: float | None = None,
     offset: torch.Tensor | None = None,
+    output_scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     impl: Impl = "auto",
+    pdl: bool = False,
 ) -> torch.Tensor:
     """2x2 neighbours to one row, optionally normalised: what patch merging projects.
 
@@ -24,11 +29,16 @@ def gather_neighbours(
         layer_norm_eps: LayerNorm (without affine) over the 4C channels; None leaves them as they
             are. Padded neighbours enter it as zeros.
         offset: ``[C]`` added to every real token first; None adds nothing.
+        output_scale: fp32 ``[1]``: rows are stored in 8 bits with this step
+            (:func:`fastswin.ops.quantize`). None stores x's dtype.
+        out_dtype: with ``output_scale``, ``torch.int8`` (None) or ``torch.float8_e4m3fn``.
         impl: "auto", "triton" or "reference".
+        pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
+            ``offset``.
 
     Returns:
-        ``[B, ceil(H/2), ceil(W/2), 4C]``; order (even row, even column), (odd, even),
-        (even, odd), (odd, odd), as the official PatchMerging has it.
+        ``[B, ceil(H/2), ceil(W/2), 4C]`` in x's dtype, or in 8 bits; order (even row, even
+        column), (odd, even), (even, odd), (odd, odd), as the official PatchMerging has it.
 
     Raises:
         ValueError: a shape does not fit; the message names the argument.
@@ -38,6 +48,11 @@ def gather_neighbours(
     C = x.shape[3]
     if offset is not None and tuple(offset.shape) != (C,):
         raise ValueError(f"offset must be [{C}], got {tuple(offset.shape)}")
+    stored = resolve_output(output_scale, out_dtype, x.dtype)
+    if output_scale is not None:
+        check_steps(output_scale, "output_scale", x, 4 * C, parts=(1,))
+    elif stored != x.dtype:
+        raise ValueError(f"out_dtype must be None or {x.dtype} without output_scale, got {stored}")
     chosen = choose_impl(
         impl,
         "gather_neighbours",
@@ -45,21 +60,24 @@ def gather_neighbours(
             why_not_triton(x.device, x.dtype),
             why_no_gradient(x, offset),
             f"{C} channels exceed {MAX_CHANNELS}" if C > MAX_CHANNELS else None,
+            None if output_scale is None else why_not_format(x.device, stored),
         ],
     )
     if chosen == "reference":
-        return _gather_neighbours_ref(x, layer_norm_eps, offset)
+        if output_scale is not None:
+            y = _gather_neighbours_ref(x, layer_norm_eps, offset, torch.float32)
+            return quantize_ref(y, output_scale, stored)
+        return _gather_neighbours_ref(x, layer_norm_eps, offset, x.dtype)
     from fastswin.ops.patch_merging.forward import gather_neighbours_fwd
 
-    return gather_neighbours_fwd(x, layer_norm_eps, offset)
+    return gather_neighbours_fwd(x, layer_norm_eps, offset, output_scale, stored, pdl)
 
 
 def _gather_neighbours_ref(
-    x: torch.Tensor, eps: float | None, offset: torch.Tensor | None
+    x: torch.Tensor, eps: float | None, offset: torch.Tensor | None, dtype: torch.dtype
 ) -> torch.Tensor:
-    dtype = x.dtype
     if offset is not None or eps is not None:
-        x = x.to(torch.promote_types(dtype, torch.float32))
+        x = x.to(torch.promote_types(x.dtype, torch.float32))
     if offset is not None:
         x = x + offset.to(x.dtype)
     _, H, W, C = x.shape

@@ -18,6 +18,7 @@ def norm_pool(
     eps: float = 1e-5,
     offset: torch.Tensor | None = None,
     impl: Impl = "auto",
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Mean over tokens of the final LayerNorm: ``[B, H, W, C] -> [B, C]``.
 
@@ -27,6 +28,8 @@ def norm_pool(
         eps: added to the variance.
         offset: ``[C]`` added to every token first; None adds nothing.
         impl: "auto", "triton" or "reference".
+        pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
+            ``weight``, ``bias`` or ``offset``.
 
     Returns:
         ``[B, C]`` in x's dtype; sums in fp32, in a fixed order.
@@ -56,4 +59,4 @@ def norm_pool(
         return y.mean(dim=(1, 2)).to(x.dtype)
     from fastswin.ops.pool.forward import norm_pool_fwd
 
-    return norm_pool_fwd(x, weight, bias, eps, offset)
+    return norm_pool_fwd(x, weight, bias, eps, offset, pdl)

@@ -13,7 +13,8 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.device import on_device
+from fastswin._triton.device import device_capability, on_device
+from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 
 #: Elements of one tile of rows.
@@ -24,14 +25,17 @@ TILE_ELEMENTS = 4096
 def _norm_sum_kernel(
     x_ptr, offset_ptr, partial_ptr, T, splits, eps,
     C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per (image, split): sum of BLOCK_T normalised rows."""
+    launch_dependents(PDL)
     pid = tl.program_id(0)
     image = (pid // splits).to(tl.int64)
     token = pid % splits * BLOCK_T + tl.arange(0, BLOCK_T)
     channel = tl.arange(0, BLOCK_C)
     valid = (token < T)[:, None] & (channel < C)[None, :]
     at = x_ptr + image * T * C + token[:, None] * C + channel[None, :]
+    wait_for_previous(PDL)
     x = tl.load(at, mask=valid, other=0.0).to(tl.float32)
     if HAS_OFFSET:
         x += tl.load(offset_ptr + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
@@ -45,18 +49,21 @@ def _norm_sum_kernel(
 @triton.jit
 def _mean_affine_kernel(
     partial_ptr, weight_ptr, bias_ptr, out_ptr, T, splits, C: tl.constexpr, BLOCK_C: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per (image, block of channels): adds the splits in order."""
+    launch_dependents(PDL)
     image = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     valid = channel < C
+    weight = tl.load(weight_ptr + channel, mask=valid, other=0.0).to(tl.float32)
+    bias = tl.load(bias_ptr + channel, mask=valid, other=0.0).to(tl.float32)
+    wait_for_previous(PDL)
     total = tl.zeros([BLOCK_C], tl.float32)
     for split in range(splits):
         total += tl.load(
             partial_ptr + (image * splits + split) * C + channel, mask=valid, other=0.0
         )
-    weight = tl.load(weight_ptr + channel, mask=valid, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + channel, mask=valid, other=0.0).to(tl.float32)
     y = total / T * weight + bias
     tl.store(out_ptr + image * C + channel, y.to(out_ptr.dtype.element_ty), mask=valid)
 
@@ -67,6 +74,7 @@ def norm_pool_fwd(
     bias: torch.Tensor,
     eps: float,
     offset: torch.Tensor | None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Launch on ``x [B, H, W, C]``; see the public function."""
     x = x.contiguous()
@@ -79,12 +87,14 @@ def norm_pool_fwd(
     block_t = max(1, min(next_power_of_2(T), TILE_ELEMENTS // block_c))
     splits = cdiv(T, block_t)
     partial = torch.empty(B * splits, C, device=x.device, dtype=torch.float32)
+    options = pdl_options(pdl, device_capability(x.device))
     with on_device(x.device):
         _norm_sum_kernel[(B * splits,)](
             x, x if offset is None else offset, partial, T, splits, eps,
             C=C, BLOCK_C=block_c, BLOCK_T=block_t, HAS_OFFSET=offset is not None, num_warps=4,
+            **options,
         )  # fmt: skip
         _mean_affine_kernel[(B, cdiv(C, 128))](
-            partial, weight, bias, out, T, splits, C=C, BLOCK_C=128, num_warps=1
+            partial, weight, bias, out, T, splits, C=C, BLOCK_C=128, num_warps=1, **options
         )
     return out

@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.device import on_device
+from fastswin._triton.launch import launch
 from fastswin._triton.tiles import cdiv
 from fastswin.ops.residual_norm.config import (
     REDUCE_COLUMNS,
@@ -174,11 +174,11 @@ def sum_partials(partial: torch.Tensor, outputs: list[torch.Tensor], first: int 
     """Add up fp32 ``partial [G, sums, C]`` over G into ``outputs[k] [C]`` for k >= first."""
     G, sums, C = partial.shape
     out0, out1, out2 = (outputs + [outputs[-1]] * 2)[:3]
-    with on_device(partial.device):
-        _sum_partials_kernel[((sums - first) * cdiv(C, REDUCE_COLUMNS),)](
-            partial, out0, out1, out2, G, C=C, SUMS=sums, FIRST=first,
-            BLOCK_G=REDUCE_ROWS, BLOCK_C=REDUCE_COLUMNS, num_warps=4,
-        )  # fmt: skip
+    launch(
+        _sum_partials_kernel, (sums - first) * cdiv(C, REDUCE_COLUMNS),
+        partial, out0, out1, out2, G, C=C, SUMS=sums, FIRST=first,
+        BLOCK_G=REDUCE_ROWS, BLOCK_C=REDUCE_COLUMNS, num_warps=4,
+    )  # fmt: skip
 
 
 def residual_norm_bwd(
@@ -223,24 +223,24 @@ def residual_norm_bwd(
     CA, CB = column_parts(C)
     sums = 3 if need_branch_bias else 2
     partial = torch.empty(programs, sums, C, dtype=torch.float32, device=device)
-    with on_device(device):
-        _residual_norm_bwd_kernel[(programs,)](
-            like if d_stream is None else d_stream.contiguous(),
-            like if d_normed is None else d_normed.contiguous(),
-            like if z is None or norm == NO_NORM else z.contiguous(),
-            like if mean is None else mean,
-            like if rstd is None else rstd,
-            like if weight is None else weight.contiguous(),
-            like if z_bias is None else z_bias.contiguous(),
-            like if branch_scale is None else branch_scale.contiguous(),
-            dx, d_branch, partial, M, cdiv(cdiv(M, block_m), programs), M // like.shape[0],
-            C=C, CA=CA, CB=CB, BLOCK_M=block_m, SUMS=sums, NORM=norm,
-            HAS_D_STREAM=d_stream is not None, HAS_WEIGHT=weight is not None,
-            HAS_Z_BIAS=z_bias is not None and norm == NORM_BRANCH,
-            HAS_SCALE=branch_scale is not None, DX=need_dx, DBRANCH=need_branch,
-            DAFFINE=need_affine, DBRANCH_BIAS=need_branch_bias, NUM_STAGES=3,
-            num_warps=num_warps(C),
-        )  # fmt: skip
+    launch(
+        _residual_norm_bwd_kernel, programs,
+        like if d_stream is None else d_stream.contiguous(),
+        like if d_normed is None else d_normed.contiguous(),
+        like if z is None or norm == NO_NORM else z.contiguous(),
+        like if mean is None else mean,
+        like if rstd is None else rstd,
+        like if weight is None else weight.contiguous(),
+        like if z_bias is None else z_bias.contiguous(),
+        like if branch_scale is None else branch_scale.contiguous(),
+        dx, d_branch, partial, M, cdiv(cdiv(M, block_m), programs), M // like.shape[0],
+        C=C, CA=CA, CB=CB, BLOCK_M=block_m, SUMS=sums, NORM=norm,
+        HAS_D_STREAM=d_stream is not None, HAS_WEIGHT=weight is not None,
+        HAS_Z_BIAS=z_bias is not None and norm == NORM_BRANCH,
+        HAS_SCALE=branch_scale is not None, DX=need_dx, DBRANCH=need_branch,
+        DAFFINE=need_affine, DBRANCH_BIAS=need_branch_bias, NUM_STAGES=3,
+        num_warps=num_warps(C),
+    )  # fmt: skip
     if need_affine or need_branch_bias:
         sum_partials(partial, outputs, first=0 if need_affine else 2)
     return dx, d_branch, outputs[0], outputs[1], outputs[2]

@@ -13,7 +13,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.device import on_device
+from fastswin._triton.launch import launch
 from fastswin._triton.tiles import cdiv
 from fastswin.ops.residual_norm.config import column_parts, num_warps, rows_per_tile
 from fastswin.ops.residual_norm.register import NO_NORM, NORM_STREAM, Tensors4
@@ -142,18 +142,18 @@ def residual_norm_fwd(
     M = x.numel() // C
     CA, CB = column_parts(C)
     block_m = rows_per_tile(C)
-    with on_device(x.device):
-        _residual_norm_fwd_kernel[(cdiv(M, block_m),)](
-            x,
-            x if branch is None else branch.contiguous(),
-            x if weight is None else weight.contiguous(),
-            x if bias is None else bias.contiguous(),
-            x if branch_bias is None else branch_bias.contiguous(),
-            x if branch_scale is None else branch_scale.contiguous(),
-            stream, normed, mean, rstd, M, M // x.shape[0], eps,
-            C=C, CA=CA, CB=CB, BLOCK_M=block_m, NORM=norm, HAS_BRANCH=branch is not None,
-            HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
-            HAS_BRANCH_BIAS=branch_bias is not None, HAS_SCALE=branch_scale is not None,
-            num_warps=num_warps(C),
-        )  # fmt: skip
+    launch(
+        _residual_norm_fwd_kernel, cdiv(M, block_m),
+        x,
+        x if branch is None else branch.contiguous(),
+        x if weight is None else weight.contiguous(),
+        x if bias is None else bias.contiguous(),
+        x if branch_bias is None else branch_bias.contiguous(),
+        x if branch_scale is None else branch_scale.contiguous(),
+        stream, normed, mean, rstd, M, M // x.shape[0], eps,
+        C=C, CA=CA, CB=CB, BLOCK_M=block_m, NORM=norm, HAS_BRANCH=branch is not None,
+        HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
+        HAS_BRANCH_BIAS=branch_bias is not None, HAS_SCALE=branch_scale is not None,
+        num_warps=num_warps(C),
+    )  # fmt: skip
     return stream, normed, mean, rstd

@@ -1,7 +1,7 @@
 """Autograd of window attention: what is kept for the backward, and the backward of the backward.
 
 Kept: the inputs (qkv, bias, logit_scale, qkv_bias), the seed of the dropout and, where the backward
-works in tiles, the output and the log-sum-exp of each row. No scores, no mask, no windows.
+works in tiles, the output and two numbers of each row. No scores, no mask, no windows.
 
 The backward operators are differentiable through the reference: their gradient is that of
 ``autograd.grad(reference(...), inputs, grad)`` in plain PyTorch, to any order.
@@ -23,12 +23,12 @@ Optional = torch.Tensor | None
 
 
 def _keep(ctx: Any, inputs: Sequence[Optional], output: tuple, needs: list[bool]) -> None:
-    out, lse = output
-    ctx.mark_non_differentiable(lse)
+    out, row_stats = output
+    ctx.mark_non_differentiable(row_stats)
     ctx.set_materialize_grads(False)
     ctx.needs = needs
-    tiled = lse.numel() > 0
-    ctx.save_for_backward(*inputs, out if tiled else None, lse if tiled else None)
+    tiled = row_stats.numel() > 0
+    ctx.save_for_backward(*inputs, out if tiled else None, row_stats if tiled else None)
 
 
 def _chosen(gradients: Sequence[torch.Tensor], needs: Sequence[bool]) -> list[Optional]:
@@ -45,9 +45,9 @@ def _image_context(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _image_gradient(ctx: Any, grad: Optional, _: Optional) -> tuple:
     if grad is None:
         return (None,) * 12
-    qkv, bias, logit_scale, qkv_bias, seed, out, lse = ctx.saved_tensors
+    qkv, bias, logit_scale, qkv_bias, seed, out, row_stats = ctx.saved_tensors
     found = torch.ops.fastswin.window_attention_bwd(
-        grad, qkv, out, lse, bias, logit_scale, qkv_bias, seed, *ctx.options, ctx.needs
+        grad, qkv, out, row_stats, bias, logit_scale, qkv_bias, seed, *ctx.options, ctx.needs
     )
     return (*_chosen(found, ctx.needs), *(None,) * 8)
 
@@ -66,9 +66,9 @@ def _partitioned_context(ctx: Any, inputs: tuple, output: tuple) -> None:
 def _partitioned_gradient(ctx: Any, grad: Optional, _: Optional) -> tuple:
     if grad is None:
         return (None,) * 11
-    q, k, v, bias, mask, logit_scale, seed, out, lse = ctx.saved_tensors
+    q, k, v, bias, mask, logit_scale, seed, out, row_stats = ctx.saved_tensors
     found = torch.ops.fastswin.window_attention_partitioned_bwd(
-        grad, q, k, v, out, lse, bias, mask, logit_scale, seed, *ctx.options, ctx.needs
+        grad, q, k, v, out, row_stats, bias, mask, logit_scale, seed, *ctx.options, ctx.needs
     )
     dq, dk, dv, dbias, dlogit_scale = _chosen(found, ctx.needs)
     return dq, dk, dv, dbias, None, dlogit_scale, *(None,) * 5

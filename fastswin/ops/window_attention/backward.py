@@ -1,7 +1,7 @@
 """Window attention backward: entry points, choice of the form, second stage of the sums.
 
 Windows of up to 64 tokens go through one kernel that saves nothing (backward_whole.py), longer
-ones through tiles that read the forward's output and log-sum-exp (backward_tiles.py). dqkv is
+ones through tiles that read the forward's output and row statistics (backward_tiles.py). dqkv is
 written in image order by the forward's own index arithmetic. A padded token has no place there:
 its dk and dv go to a scratch list, whose sum is the gradient of ``qkv_bias`` (its dq is 0, as its
 output is cut away).
@@ -60,7 +60,7 @@ def window_attention_bwd(
     grad: torch.Tensor,
     qkv: torch.Tensor,
     out: torch.Tensor | None,
-    lse: torch.Tensor | None,
+    row_stats: torch.Tensor | None,
     bias: torch.Tensor,
     head_scale: torch.Tensor | None,
     qkv_bias: torch.Tensor | None,
@@ -77,7 +77,7 @@ def window_attention_bwd(
 
     Args:
         grad: ``[B, H, W, C]``, any strides.
-        out, lse: the forward's; without them the tiled form runs the forward again.
+        out, row_stats: the forward's; without them the tiled form runs the forward again.
         bias, head_scale: packed.
         needs: q, k and v count as one here.
 
@@ -91,14 +91,14 @@ def window_attention_bwd(
         qkv_bias = qkv.new_zeros(3 * C)
     needs = dataclasses.replace(needs, pad=needs.pad and shape.padding_slots > 0)
     config = config or _default_config(qkv, shape.tokens, shape.head_dim)
-    if isinstance(config, TiledBackwardConfig) and (out is None or lse is None):
-        lse = _new_lse(qkv, shape.windows, shape.heads, shape.tokens)
+    if isinstance(config, TiledBackwardConfig) and (out is None or row_stats is None):
+        row_stats = _new_stats(qkv, shape.windows, shape.heads, shape.tokens)
         out = window_attention_fwd(
             qkv, bias, head_scale, qkv_bias, scale, num_heads, window_size, shift_size, tf32,
-            lse=lse, dropout=dropout,
+            row_stats=row_stats, dropout=dropout,
         )  # fmt: skip
     problem = BackwardProblem(
-        shape, qkv, qkv[..., C:], qkv[..., 2 * C :], grad.contiguous(), out, lse, bias, None,
+        shape, qkv, qkv[..., C:], qkv[..., 2 * C :], grad.contiguous(), out, row_stats, bias, None,
         head_scale, qkv_bias, scale, tf32, dropout, needs, dqkv, dqkv[..., C:], dqkv[..., 2 * C :],
         [*qkv_strides(shape), output_strides(shape), qkv_strides(shape)[0]],
     )  # fmt: skip
@@ -111,7 +111,7 @@ def window_attention_partitioned_bwd(
     k: torch.Tensor,
     v: torch.Tensor,
     out: torch.Tensor | None,
-    lse: torch.Tensor | None,
+    row_stats: torch.Tensor | None,
     bias: torch.Tensor,
     mask: torch.Tensor | None,
     head_scale: torch.Tensor | None,
@@ -129,14 +129,14 @@ def window_attention_partitioned_bwd(
     )
     q, k, v, grad = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v, grad))
     config = config or _default_config(q, shape.tokens, shape.head_dim)
-    if isinstance(config, TiledBackwardConfig) and (out is None or lse is None):
-        lse = _new_lse(q, shape.windows, shape.heads, shape.tokens)
+    if isinstance(config, TiledBackwardConfig) and (out is None or row_stats is None):
+        row_stats = _new_stats(q, shape.windows, shape.heads, shape.tokens)
         out = window_attention_partitioned_fwd(
-            q, k, v, bias, mask, head_scale, scale, tf32, lse=lse, dropout=dropout
+            q, k, v, bias, mask, head_scale, scale, tf32, row_stats=row_stats, dropout=dropout
         )
     problem = BackwardProblem(
-        shape, q, k, v, grad, out, lse, bias, mask, head_scale, None, scale, tf32, dropout, needs,
-        dq, dk, dv, [*(window_strides(t) for t in (q, k, v, grad)), output_strides(shape)],
+        shape, q, k, v, grad, out, row_stats, bias, mask, head_scale, None, scale, tf32, dropout,
+        needs, dq, dk, dv, [*(window_strides(t) for t in (q, k, v, grad)), output_strides(shape)],
     )  # fmt: skip
     return (dq, dk, dv), _finish(problem, _launch(problem, config))
 
@@ -145,8 +145,8 @@ def _default_config(q: torch.Tensor, tokens: int, head_dim: int) -> BackwardConf
     return default_backward_config(tokens, head_dim, q.element_size(), device_capability(q.device))
 
 
-def _new_lse(like: torch.Tensor, windows: int, heads: int, tokens: int) -> torch.Tensor:
-    return torch.empty(windows, heads, tokens, dtype=torch.float32, device=like.device)
+def _new_stats(like: torch.Tensor, windows: int, heads: int, tokens: int) -> torch.Tensor:
+    return torch.empty(windows, heads, tokens, 2, dtype=torch.float32, device=like.device)
 
 
 def _launch(problem: BackwardProblem, config: BackwardConfig) -> Partials:

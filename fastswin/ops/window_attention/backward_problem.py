@@ -40,7 +40,7 @@ class BackwardProblem:
         shape: of the problem.
         q, k, v: inputs; pointers into one qkv in image order.
         grad: upstream gradient, laid out like the output.
-        out, lse: what the forward gave; only the tiled form reads them.
+        out, row_stats: what the forward gave; only the tiled form reads them.
         bias, mask, head_scale: packed (packing.py).
         pad: ``[3C]`` qkv of a padded token.
         scale: V1's factor.
@@ -57,7 +57,7 @@ class BackwardProblem:
     v: torch.Tensor
     grad: torch.Tensor
     out: torch.Tensor | None
-    lse: torch.Tensor | None
+    row_stats: torch.Tensor | None
     bias: torch.Tensor
     mask: torch.Tensor | None
     head_scale: torch.Tensor | None

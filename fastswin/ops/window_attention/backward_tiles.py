@@ -1,6 +1,6 @@
-"""Window attention backward for long windows, in tiles, from the saved log-sum-exp of each row.
+"""Window attention backward for long windows, in tiles, from the saved statistics of each row.
 
-    P = exp2(S - lse)     delta = rowsum(dO * O) = rowsum(P * dP)     dS = P * (dP - delta)
+    P = exp2(S - max) / sum     delta = rowsum(dO * O) = rowsum(P * dP)     dS = P * (dP - delta)
 
 Three kernels, each of which holds one tile and walks over the others:
 
@@ -23,7 +23,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.device import on_device
+from fastswin._triton.launch import launch
 from fastswin.ops.window_attention.backward_config import TiledBackwardConfig, number_of_runs
 from fastswin.ops.window_attention.backward_problem import (
     BackwardProblem,
@@ -36,9 +36,11 @@ from fastswin.ops.window_attention.tile import (
     dropout_weights,
     inverse_norm,
     load_live_rows,
+    load_row_stats,
     load_rows,
     locate_window,
     normalize_gradient,
+    power_of_2,
     scores,
     store_rows,
     token_rows,
@@ -47,8 +49,8 @@ from fastswin.ops.window_attention.tile import (
 
 @triton.jit
 def _score_gradient(
-    q, q_norm, k, k_norm, v, do, lse, delta, scale, seed, window, head, query, key,
-    bias_ptr, mask_ptr, drop_threshold, keep_factor,
+    q, q_norm, k, k_norm, v, do, row_max, row_scale, delta, scale, seed, window, head,
+    query, key, bias_ptr, mask_ptr, drop_threshold, keep_factor,
     NP: tl.constexpr, COSINE: tl.constexpr, HAS_MASK: tl.constexpr, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr,
 ):  # fmt: skip
@@ -58,7 +60,8 @@ def _score_gradient(
         q, q_norm, k, k_norm, scale, bias_ptr, mask_ptr, query[:, None] * NP + key[None, :],
         in_table, COSINE, HAS_MASK, PRECISION,
     )  # fmt: skip
-    p = tl.exp2(s - lse[:, None])
+    exact: tl.constexpr = q.dtype == tl.float32 and PRECISION == "ieee"
+    p = power_of_2(s - row_max[:, None], exact) * row_scale[:, None]
     dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
     if DROPOUT:
         dp = dp * dropout_weights(
@@ -69,7 +72,7 @@ def _score_gradient(
 
 @triton.jit
 def _dq_tile(
-    dq, q, q_norm, do, lse, delta, query, start, scale, seed, window, head,
+    dq, q, q_norm, do, row_max, row_scale, delta, query, start, scale, seed, window, head,
     window_row, window_col, H, W, k_ptr, v_ptr, pad_ptr, k_stride_row, v_stride_row,
     bias_ptr, mask_ptr, drop_threshold, keep_factor, BLOCK: tl.constexpr,
     N: tl.constexpr, NP: tl.constexpr, NH: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -86,8 +89,9 @@ def _dq_tile(
     v = load_rows(v_ptr, pad_v, row, key, v_stride_row, N, D, BLOCK_D, HAS_PAD)
     k_norm = inverse_norm(k) if COSINE else 1.0
     ds = _score_gradient(
-        q, q_norm, k, k_norm, v, do, lse, delta, scale, seed, window, head, query, key,
-        bias_ptr, mask_ptr, drop_threshold, keep_factor, NP, COSINE, HAS_MASK, DROPOUT, PRECISION,
+        q, q_norm, k, k_norm, v, do, row_max, row_scale, delta, scale, seed, window, head,
+        query, key, bias_ptr, mask_ptr, drop_threshold, keep_factor, NP, COSINE, HAS_MASK,
+        DROPOUT, PRECISION,
     )  # fmt: skip
     unit = k
     if COSINE:
@@ -97,7 +101,7 @@ def _dq_tile(
 
 @triton.jit
 def _window_attention_bwd_dq_kernel(
-    q_ptr, k_ptr, v_ptr, grad_ptr, out_ptr, lse_ptr, delta_ptr, dq_ptr, dscale_ptr,
+    q_ptr, k_ptr, v_ptr, grad_ptr, out_ptr, stats_ptr, delta_ptr, dq_ptr, dscale_ptr,
     bias_ptr, mask_ptr, head_scale_ptr, pad_ptr, seed_ptr,
     scale, grad_scale, drop_threshold, keep_factor,
     H, W, windows_per_col, windows_per_row, num_masks,
@@ -141,7 +145,7 @@ def _window_attention_bwd_dq_kernel(
     statistics = (window.to(tl.int64) * NH + head) * N
     tl.store(delta_ptr + statistics + query, delta, mask=query < N)
     if NEEDS_Q or NEEDS_SCALE:
-        lse = tl.load(lse_ptr + statistics + query, mask=query < N, other=float("inf"))
+        row_max, row_scale = load_row_stats(stats_ptr + 2 * statistics, query, query < N)
         q = load_rows(
             q_ptr + image * q_stride_image + head * q_stride_head, pad_ptr + head * D, row, query,
             q_stride_row, N, D, BLOCK_D, HAS_PAD,
@@ -161,17 +165,17 @@ def _window_attention_bwd_dq_kernel(
         dq = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
         for start in tl.range(0, N - TAIL, BLOCK_K, num_stages=NUM_STAGES):
             dq = _dq_tile(
-                dq, q, q_norm, do, lse, delta, query, start, scale, seed, window, head,
-                window_row, window_col, H, W, k_ptr, v_ptr, pad_ptr, k_stride_row, v_stride_row,
-                bias_ptr, mask_ptr, drop_threshold, keep_factor, BLOCK_K,
+                dq, q, q_norm, do, row_max, row_scale, delta, query, start, scale, seed, window,
+                head, window_row, window_col, H, W, k_ptr, v_ptr, pad_ptr, k_stride_row,
+                v_stride_row, bias_ptr, mask_ptr, drop_threshold, keep_factor, BLOCK_K,
                 N, NP, NH, D, BLOCK_D, WH, WW, SH, SW, PARTITIONED, HAS_PAD, COSINE, HAS_MASK,
                 DROPOUT, PRECISION, WIDE,
             )  # fmt: skip
         if TAIL > 0:
             dq = _dq_tile(
-                dq, q, q_norm, do, lse, delta, query, N // BLOCK_K * BLOCK_K, scale, seed, window,
-                head, window_row, window_col, H, W, k_ptr, v_ptr, pad_ptr, k_stride_row,
-                v_stride_row, bias_ptr, mask_ptr, drop_threshold, keep_factor, TAIL,
+                dq, q, q_norm, do, row_max, row_scale, delta, query, N // BLOCK_K * BLOCK_K, scale,
+                seed, window, head, window_row, window_col, H, W, k_ptr, v_ptr, pad_ptr,
+                k_stride_row, v_stride_row, bias_ptr, mask_ptr, drop_threshold, keep_factor, TAIL,
                 N, NP, NH, D, BLOCK_D, WH, WW, SH, SW, PARTITIONED, HAS_PAD, COSINE, HAS_MASK,
                 DROPOUT, PRECISION, WIDE,
             )  # fmt: skip
@@ -188,7 +192,7 @@ def _window_attention_bwd_dq_kernel(
 @triton.jit
 def _dkv_tile(
     dk, dv, k, k_norm, v, key, start, live, scale, seed, window, head,
-    window_row, window_col, H, W, q_ptr, grad_ptr, lse_ptr, delta_ptr, pad_ptr,
+    window_row, window_col, H, W, q_ptr, grad_ptr, stats_ptr, delta_ptr, pad_ptr,
     q_stride_row, grad_stride_row, bias_ptr, mask_ptr, drop_threshold, keep_factor,
     BLOCK: tl.constexpr, KEY_STEP: tl.constexpr, QUERY_STEP: tl.constexpr,
     N: tl.constexpr, NP: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
@@ -208,7 +212,7 @@ def _dkv_tile(
     q = load_rows(q_ptr, pad_ptr + head * D, row, query, q_stride_row, N, D, BLOCK_D, HAS_PAD)
     do = load_live_rows(grad_ptr, row, real, grad_stride_row, D, BLOCK_D)
     # a query that does not exist, or a window past the last, has weights of 0
-    lse = tl.load(lse_ptr + query, mask=(query < N) & live, other=float("inf"))
+    row_max, row_scale = load_row_stats(stats_ptr, query, (query < N) & live)
     delta = tl.load(delta_ptr + query, mask=(query < N) & live, other=0.0)
     q_norm = inverse_norm(q) if COSINE else 1.0
     in_table = (key < NP)[:, None] & (query < NP)[None, :]
@@ -217,7 +221,8 @@ def _dkv_tile(
         key[:, None] * KEY_STEP + query[None, :] * QUERY_STEP, in_table,
         COSINE, HAS_MASK, PRECISION,
     )  # fmt: skip
-    p = tl.exp2(s - lse[None, :])
+    exact: tl.constexpr = q.dtype == tl.float32 and PRECISION == "ieee"
+    p = power_of_2(s - row_max[None, :], exact) * row_scale[None, :]
     dp = tl.dot(v, tl.trans(do), input_precision=PRECISION)
     kept = p
     if DROPOUT:
@@ -239,7 +244,7 @@ def _dkv_tile(
 
 @triton.jit
 def _window_attention_bwd_dkv_kernel(
-    q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, delta_ptr, dk_ptr, dv_ptr, dbias_ptr, dpad_ptr,
+    q_ptr, k_ptr, v_ptr, grad_ptr, stats_ptr, delta_ptr, dk_ptr, dv_ptr, dbias_ptr, dpad_ptr,
     bias_ptr, mask_ptr, head_scale_ptr, pad_ptr, seed_ptr,
     scale, grad_scale, drop_threshold, keep_factor,
     H, W, windows_per_col, windows_per_row, num_masks, windows, runs, steps, slots,
@@ -299,7 +304,7 @@ def _window_attention_bwd_dkv_kernel(
         q_window = q_ptr + image * q_stride_image + head * q_stride_head
         grad_window = grad_ptr + image * grad_stride_image + head * grad_stride_head
         statistics = (window.to(tl.int64) * NH + head) * N
-        lse_window = lse_ptr + statistics
+        stats_window = stats_ptr + 2 * statistics
         delta_window = delta_ptr + statistics
         bias_window = bias_ptr + (kind * NH + head) * (NP * NP)
         mask_window = mask_ptr
@@ -312,7 +317,7 @@ def _window_attention_bwd_dkv_kernel(
             for t in tl.static_range(WALKED):
                 dk, dv, ds = _dkv_tile(
                     dk, dv, k, k_norm, v, key, t * BLOCK_Q, live, scale, seed, window, head,
-                    window_row, window_col, H, W, q_window, grad_window, lse_window, delta_window,
+                    window_row, window_col, H, W, q_window, grad_window, stats_window, delta_window,
                     pad_ptr, q_stride_row, grad_stride_row, bias_window, mask_window,
                     drop_threshold, keep_factor, BLOCK_Q, KEY_STEP, QUERY_STEP,
                     N, NP, D, BLOCK_D, WH, WW, SH, SW, PARTITIONED, HAS_PAD, COSINE, HAS_MASK,
@@ -323,7 +328,7 @@ def _window_attention_bwd_dkv_kernel(
             for start in tl.range(0, N - TAIL, BLOCK_Q, num_stages=NUM_STAGES):
                 dk, dv, _unused = _dkv_tile(
                     dk, dv, k, k_norm, v, key, start, live, scale, seed, window, head,
-                    window_row, window_col, H, W, q_window, grad_window, lse_window, delta_window,
+                    window_row, window_col, H, W, q_window, grad_window, stats_window, delta_window,
                     pad_ptr, q_stride_row, grad_stride_row, bias_window, mask_window,
                     drop_threshold, keep_factor, BLOCK_Q, KEY_STEP, QUERY_STEP,
                     N, NP, D, BLOCK_D, WH, WW, SH, SW, PARTITIONED, HAS_PAD, COSINE, HAS_MASK,
@@ -332,7 +337,7 @@ def _window_attention_bwd_dkv_kernel(
         if TAIL > 0:
             dk, dv, ds_tail = _dkv_tile(
                 dk, dv, k, k_norm, v, key, WALKED * BLOCK_Q, live, scale, seed, window, head,
-                window_row, window_col, H, W, q_window, grad_window, lse_window, delta_window,
+                window_row, window_col, H, W, q_window, grad_window, stats_window, delta_window,
                 pad_ptr, q_stride_row, grad_stride_row, bias_window, mask_window, drop_threshold,
                 keep_factor, TAIL, KEY_STEP, QUERY_STEP,
                 N, NP, D, BLOCK_D, WH, WW, SH, SW, PARTITIONED, HAS_PAD, COSINE, HAS_MASK,
@@ -376,7 +381,7 @@ def _window_attention_bwd_dkv_kernel(
 
 @triton.jit
 def _window_attention_bwd_dbias_kernel(
-    q_ptr, k_ptr, v_ptr, grad_ptr, lse_ptr, delta_ptr, dbias_ptr,
+    q_ptr, k_ptr, v_ptr, grad_ptr, stats_ptr, delta_ptr, dbias_ptr,
     bias_ptr, mask_ptr, head_scale_ptr, pad_ptr, seed_ptr,
     scale, grad_scale, drop_threshold, keep_factor,
     H, W, windows_per_col, windows_per_row, num_masks, windows, runs, steps,
@@ -442,7 +447,7 @@ def _window_attention_bwd_dbias_kernel(
             grad_ptr + image * grad_stride_image, row, real, grad_stride_row, D, BLOCK_D
         )
         statistics = (window.to(tl.int64) * NH + head) * N + query
-        lse = tl.load(lse_ptr + statistics, mask=known, other=float("inf"))
+        row_max, row_scale = load_row_stats(stats_ptr, statistics, known)
         delta = tl.load(delta_ptr + statistics, mask=known, other=0.0)
         q_norm = inverse_norm(q) if COSINE else 1.0
         k_norm = inverse_norm(k) if COSINE else 1.0
@@ -450,8 +455,8 @@ def _window_attention_bwd_dbias_kernel(
         if HAS_MASK:
             mask_window = mask_ptr + (window % num_masks).to(tl.int64) * (NP * NP)
         dbias += _score_gradient(
-            q, q_norm, k, k_norm, v, do, lse, delta, scale, seed, window, head, query, key,
-            bias_ptr + kind * (NH * NP * NP), mask_window, drop_threshold, keep_factor,
+            q, q_norm, k, k_norm, v, do, row_max, row_scale, delta, scale, seed, window, head,
+            query, key, bias_ptr + kind * (NH * NP * NP), mask_window, drop_threshold, keep_factor,
             NP, COSINE, HAS_MASK, DROPOUT, PRECISION,
         )  # fmt: skip
     dbias_ptr += (run * NH + head).to(tl.int64) * (N * N)
@@ -463,9 +468,9 @@ def launch_tiles(problem: BackwardProblem, config: TiledBackwardConfig) -> Parti
     """Launch; gradients of q, k, v are in the problem's tensors afterwards."""
     shape, needs, grad = problem.shape, problem.needs, problem.grad
     windows, heads, N = shape.windows, shape.heads, shape.tokens
-    assert problem.lse is not None
+    assert problem.row_stats is not None
     assert problem.out is not None
-    delta = torch.empty_like(problem.lse)
+    delta = problem.row_stats.new_empty(problem.row_stats.shape[:-1])
     dscale = grad
     query_tiles = -(-N // config.dq.resident)
     if needs.logit_scale:
@@ -474,19 +479,19 @@ def launch_tiles(problem: BackwardProblem, config: TiledBackwardConfig) -> Parti
     strides = flatten_strides(problem.strides)
     programs = windows * heads * query_tiles
     check_grid(programs)
-    with on_device(grad.device):
-        _window_attention_bwd_dq_kernel[(programs,)](
-            problem.q, problem.k, problem.v, grad, problem.out, problem.lse, delta, problem.dq,
-            dscale, *tables, *extents, *strides, *output_strides(shape), **constants,
-            NEEDS_Q=needs.q, NEEDS_SCALE=needs.logit_scale, BLOCK_Q=config.dq.resident,
-            BLOCK_K=config.dq.walked, TAIL=config.dq.tail, NUM_STAGES=config.dq.num_stages,
-            num_warps=config.dq.num_warps,
-        )  # fmt: skip
-        fused = needs.bias and config.dbias is None
-        dpad = problem.new_padding_gradient()
-        dbias = _launch_dkv(problem, config, delta, dpad, fused)
-        if needs.bias and not fused:
-            dbias = _launch_dbias(problem, config, delta)
+    launch(
+        _window_attention_bwd_dq_kernel, programs,
+        problem.q, problem.k, problem.v, grad, problem.out, problem.row_stats, delta, problem.dq,
+        dscale, *tables, *extents, *strides, *output_strides(shape), **constants,
+        NEEDS_Q=needs.q, NEEDS_SCALE=needs.logit_scale, BLOCK_Q=config.dq.resident,
+        BLOCK_K=config.dq.walked, TAIL=config.dq.tail, NUM_STAGES=config.dq.num_stages,
+        num_warps=config.dq.num_warps,
+    )  # fmt: skip
+    fused = needs.bias and config.dbias is None
+    dpad = problem.new_padding_gradient()
+    dbias = _launch_dkv(problem, config, delta, dpad, fused)
+    if needs.bias and not fused:
+        dbias = _launch_dbias(problem, config, delta)
     return Partials(
         dbias, dscale if needs.logit_scale else None, dpad if needs.pad else None
     )  # fmt: skip
@@ -519,11 +524,12 @@ def _launch_dkv(
         bias = bias.transpose(-1, -2).contiguous()
         key_step, query_step = NP, 1
     check_grid(runs * heads * key_tiles)
-    assert problem.lse is not None
-    _window_attention_bwd_dkv_kernel[(runs * heads * key_tiles,)](
-        problem.q, problem.k, problem.v, problem.grad, problem.lse, delta, problem.dk, problem.dv,
-        delta if dbias is None else dbias, dpad, bias, *tables, *problem.extents, windows, runs,
-        -(-windows // runs), shape.padding_slots, *flatten_strides(problem.strides),
+    assert problem.row_stats is not None
+    launch(
+        _window_attention_bwd_dkv_kernel, runs * heads * key_tiles,
+        problem.q, problem.k, problem.v, problem.grad, problem.row_stats, delta, problem.dk,
+        problem.dv, delta if dbias is None else dbias, dpad, bias, *tables, *problem.extents,
+        windows, runs, -(-windows // runs), shape.padding_slots, *flatten_strides(problem.strides),
         **problem.constants, NEEDS_K=needs.k, NEEDS_V=needs.v,
         NEEDS_BIAS=fused, NEEDS_PAD=needs.pad, KEY_STEP=key_step, QUERY_STEP=query_step,
         BLOCK_K=tiles.resident, BLOCK_Q=tiles.walked, TAIL=tiles.tail,
@@ -538,15 +544,16 @@ def _launch_dbias(
     """dbias per run, ``[runs, nH, N, N]``."""
     shape, tiles = problem.shape, config.dbias
     assert tiles is not None
-    assert problem.lse is not None
+    assert problem.row_stats is not None
     windows, heads, N = shape.windows, shape.heads, shape.tokens
     per_run = heads * -(-N // tiles.resident) * -(-N // tiles.walked)
     runs = number_of_runs(config.programs, per_run, windows)
     dbias = torch.empty(runs, heads, N, N, dtype=torch.float32, device=delta.device)
-    _window_attention_bwd_dbias_kernel[(runs * per_run,)](
-        problem.q, problem.k, problem.v, problem.grad, problem.lse, delta, dbias, *problem.tables,
-        *problem.extents, windows, runs, -(-windows // runs), *flatten_strides(problem.strides),
-        **problem.constants, BLOCK_Q=tiles.resident, BLOCK_K=tiles.walked,
-        NUM_STAGES=tiles.num_stages, num_warps=tiles.num_warps,
+    launch(
+        _window_attention_bwd_dbias_kernel, runs * per_run,
+        problem.q, problem.k, problem.v, problem.grad, problem.row_stats, delta, dbias,
+        *problem.tables, *problem.extents, windows, runs, -(-windows // runs),
+        *flatten_strides(problem.strides), **problem.constants, BLOCK_Q=tiles.resident,
+        BLOCK_K=tiles.walked, NUM_STAGES=tiles.num_stages, num_warps=tiles.num_warps,
     )  # fmt: skip
     return dbias

@@ -21,7 +21,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.device import on_device
+from fastswin._triton.launch import launch
 from fastswin.ops.window_attention.backward_config import WholeBackwardConfig, number_of_runs
 from fastswin.ops.window_attention.backward_problem import (
     BackwardProblem,
@@ -32,10 +32,12 @@ from fastswin.ops.window_attention.tile import (
     LN_2,
     dropout_weights,
     inverse_norm,
+    inverse_sum,
     load_live_rows,
     load_rows,
     locate_window,
     normalize_gradient,
+    power_of_2,
     scores,
     store_rows,
     token_rows,
@@ -62,6 +64,7 @@ def _window_attention_bwd_kernel(
     NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program per (run of windows, head)."""
+    exact: tl.constexpr = q_ptr.dtype.element_ty == tl.float32 and PRECISION == "ieee"
     pid = tl.program_id(0)
     head = pid % NH
     run = pid // NH
@@ -125,9 +128,9 @@ def _window_attention_bwd_kernel(
         )  # fmt: skip
         row_max = tl.max(s, 1)
         row_max = tl.where(row_max == -float("inf"), 0.0, row_max)
-        p = tl.exp2(s - row_max[:, None])
+        p = power_of_2(s - row_max[:, None], exact)
         total = tl.sum(p, 1)
-        p = p * (1.0 / tl.where(total == 0.0, 1.0, total))[:, None]
+        p = p * inverse_sum(total, exact)[:, None]
         dp = tl.dot(do, tl.trans(v), input_precision=PRECISION)
         kept = p
         if DROPOUT:
@@ -189,15 +192,15 @@ def launch_whole(problem: BackwardProblem, config: WholeBackwardConfig) -> Parti
     if needs.logit_scale:
         dscale = torch.empty(runs, shape.heads, dtype=torch.float32, device=grad.device)
     dpad = problem.new_padding_gradient()
-    with on_device(grad.device):
-        _window_attention_bwd_kernel[(runs * shape.heads,)](
-            problem.q, problem.k, problem.v, grad, problem.dq, problem.dk, problem.dv, dbias,
-            dscale, dpad, *problem.tables, *problem.extents, shape.windows, runs, steps,
-            shape.padding_slots, *flatten_strides(problem.strides), **problem.constants,
-            NEEDS_Q=needs.q, NEEDS_K=needs.k, NEEDS_V=needs.v, NEEDS_BIAS=needs.bias,
-            NEEDS_SCALE=needs.logit_scale, NEEDS_PAD=needs.pad, NUM_STAGES=config.num_stages,
-            num_warps=config.num_warps,
-        )  # fmt: skip
+    launch(
+        _window_attention_bwd_kernel, runs * shape.heads,
+        problem.q, problem.k, problem.v, grad, problem.dq, problem.dk, problem.dv, dbias,
+        dscale, dpad, *problem.tables, *problem.extents, shape.windows, runs, steps,
+        shape.padding_slots, *flatten_strides(problem.strides), **problem.constants,
+        NEEDS_Q=needs.q, NEEDS_K=needs.k, NEEDS_V=needs.v, NEEDS_BIAS=needs.bias,
+        NEEDS_SCALE=needs.logit_scale, NEEDS_PAD=needs.pad, NUM_STAGES=config.num_stages,
+        num_warps=config.num_warps,
+    )  # fmt: skip
     return Partials(
         dbias if needs.bias else None,
         dscale if needs.logit_scale else None,

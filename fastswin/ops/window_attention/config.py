@@ -112,7 +112,7 @@ def default_config(
         return WindowAttentionConfig(block_q, tiles, heads if tiles else 1, num_stages=1)
     if not tiles:
         return WindowAttentionConfig(block_q, (), 1, num_warps=4, num_stages=2)
-    stages = 3 if heads > 1 and itemsize == 2 and tokens <= 64 else 2
+    stages = 3 if heads > 1 and itemsize <= 2 and tokens <= 64 else 2
     return WindowAttentionConfig(block_q, tiles, heads, num_stages=stages)
 
 

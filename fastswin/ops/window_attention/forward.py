@@ -10,8 +10,10 @@ what matters is loads in flight: a program walks over its heads with the next he
 already on their way. Shift, padding and partition are address arithmetic (geometry.py); window
 rows are addressed relative to their image in 32 bits, images in 64.
 
-Training also stores the log-sum-exp of each row (log2 units, ``[windows, nH, N]`` fp32) where the
-backward works in tiles, and may drop attention weights (dropout.py).
+Training also stores two statistics of each row (``[windows, nH, N, 2]`` fp32, tile.py) where the
+backward works in tiles, and may drop attention weights (dropout.py). Quantised inference reads
+8-bit q, k and v, or writes an 8-bit output, or both (quantized.py): int8 scores are exact integers,
+values enter their product as fp16 numbers, which hold both formats exactly.
 
 ``exp2`` on pre-scaled scores, fp32 accumulation throughout. The row maximum of a row that is
 entirely -inf is replaced by 0, so such a row gives zeros and no NaN.
@@ -24,6 +26,9 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
+from fastswin._triton.launch import launch
+from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
+from fastswin.ops.quantize import quantize
 from fastswin.ops.window_attention.config import (
     WindowAttentionConfig,
     default_config,
@@ -46,10 +51,15 @@ from fastswin.ops.window_attention.online import _window_attention_fwd_online_ke
 from fastswin.ops.window_attention.packing import LOG2_E
 from fastswin.ops.window_attention.tile import (
     dropout_weights,
+    finish_output,
+    half_values,
     inverse_norm,
     load_rows,
     locate_window,
+    power_of_2,
+    product_step,
     scores,
+    store_row_stats,
     store_rows,
     token_rows,
 )
@@ -59,7 +69,7 @@ Pair = tuple[int, int]
 
 @triton.jit
 def _window_attention_fwd_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bias_ptr, mask_ptr, head_scale_ptr, pad_ptr, seed_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, stats_ptr, bias_ptr, mask_ptr, head_scale_ptr, pad_ptr, seed_ptr,
     scale, drop_threshold, keep_factor,
     H, W, windows_per_col, windows_per_row, num_masks,
     q_stride_image, q_stride_row, q_stride_head,
@@ -69,12 +79,18 @@ def _window_attention_fwd_kernel(
     N: tl.constexpr, NP: tl.constexpr, NH: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     WH: tl.constexpr, WW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     PARTITIONED: tl.constexpr, HAS_PAD: tl.constexpr, COSINE: tl.constexpr,
-    HAS_MASK: tl.constexpr, HAS_LSE: tl.constexpr, DROPOUT: tl.constexpr,
+    HAS_MASK: tl.constexpr, HAS_STATS: tl.constexpr, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_Q: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
     HEADS: tl.constexpr, NUM_STAGES: tl.constexpr,
+    qkv_scale_ptr=None, output_scale_ptr=None, PDL: tl.constexpr = False,
 ):  # fmt: skip
-    """One program per (window, HEADS heads); the whole row of keys in tiles K1 + K2."""
+    """One program per (window, HEADS heads); the whole row of keys in tiles K1 + K2.
+
+    With ``qkv_scale_ptr`` q, k and v are 8-bit, with ``output_scale_ptr`` the output is.
+    """
+    launch_dependents(PDL)
+    exact: tl.constexpr = q_ptr.dtype.element_ty == tl.float32 and PRECISION == "ieee"
     pid = tl.program_id(0)
     head_groups: tl.constexpr = NH // HEADS
     window = pid // head_groups
@@ -101,6 +117,8 @@ def _window_attention_fwd_kernel(
         window_row, window_col, key2, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE
     )
 
+    prefetch_l2(bias_ptr + first_head * (NP * NP), HEADS * NP * NP, 64, PDL)
+    wait_for_previous(PDL)
     for i in tl.range(0, HEADS, num_stages=NUM_STAGES):
         head = first_head + i
         pad_q = pad_ptr + head * D
@@ -113,7 +131,9 @@ def _window_attention_fwd_kernel(
         if K2 > 0:
             k2 = load_rows(kh_ptr, pad_k, row2, key2, k_stride_row, N, D, BLOCK_D, HAS_PAD)
             v2 = load_rows(vh_ptr, pad_v, row2, key2, v_stride_row, N, D, BLOCK_D, HAS_PAD)
-        head_scale = scale
+            v2 = half_values(v2, qkv_scale_ptr)
+        v1 = half_values(v1, qkv_scale_ptr)
+        head_scale = product_step(scale, qkv_scale_ptr, COSINE)
         if COSINE:
             head_scale = tl.load(head_scale_ptr + head)
         bias_head = bias_ptr + head * (NP * NP)
@@ -144,7 +164,7 @@ def _window_attention_fwd_kernel(
                 )  # fmt: skip
                 row_max = tl.maximum(row_max, tl.max(s2, 1))
             row_max = tl.where(row_max == -float("inf"), 0.0, row_max)
-            p1 = tl.exp2(s1 - row_max[:, None])
+            p1 = power_of_2(s1 - row_max[:, None], exact)
             total = tl.sum(p1, 1)
             if DROPOUT:
                 p1 *= dropout_weights(
@@ -152,7 +172,7 @@ def _window_attention_fwd_kernel(
                 )
             o = tl.dot(p1.to(v1.dtype), v1, input_precision=PRECISION)
             if K2 > 0:
-                p2 = tl.exp2(s2 - row_max[:, None])
+                p2 = power_of_2(s2 - row_max[:, None], exact)
                 total += tl.sum(p2, 1)
                 if DROPOUT:
                     p2 *= dropout_weights(
@@ -160,12 +180,11 @@ def _window_attention_fwd_kernel(
                         keep_factor,
                     )  # fmt: skip
                 o = tl.dot(p2.to(v2.dtype), v2, o, input_precision=PRECISION)
-            if HAS_LSE:  # a row without a visible key gets +inf: its weights in the backward are 0
-                lse = row_max + tl.log2(tl.where(total == 0.0, 1.0, total))
-                lse = tl.where(total == 0.0, float("inf"), lse)
-                lse_head = lse_ptr + (window.to(tl.int64) * NH + head) * N
-                tl.store(lse_head + query, lse, mask=query < N)
+            if HAS_STATS:
+                stats_head = stats_ptr + (window.to(tl.int64) * NH + head) * (2 * N)
+                store_row_stats(stats_head, row_max, total, query, N, exact)
             o = o / tl.where(total == 0.0, 1.0, total)[:, None]
+            o = finish_output(o, qkv_scale_ptr, output_scale_ptr, out_ptr.dtype.element_ty)
             store_rows(
                 out_ptr + head * out_stride_head, o, row, (query < N) & (row >= 0), out_stride_row,
                 D, BLOCK_D,
@@ -184,25 +203,34 @@ def window_attention_fwd(
     tf32: bool,
     out: torch.Tensor | None = None,
     config: WindowAttentionConfig | None = None,
-    lse: torch.Tensor | None = None,
+    row_stats: torch.Tensor | None = None,
     dropout: Dropout | None = None,
+    qkv_scale: torch.Tensor | None = None,
+    output_scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Launch on a contiguous ``qkv [B, H, W, 3C]``; ``bias`` and ``head_scale`` are packed.
 
-    ``lse``, an fp32 ``[windows, nH, N]``, is written where it is given.
+    ``row_stats``, an fp32 ``[windows, nH, N, 2]``, is written where it is given: maximum and
+    1 / sum of every row (tile.py). An 8-bit qkv needs ``qkv_scale [3]``, an 8-bit output
+    ``output_scale [1]`` (quantized.py).
     """
     B, H, W, channels = qkv.shape
     C = channels // 3
     if out is None:
-        out = qkv.new_empty(B, H, W, C)
+        out = torch.empty(B, H, W, C, dtype=out_dtype or qkv.dtype, device=qkv.device)
     if B == 0:
         return out
     shape = image_shape(qkv, num_heads, window_size, shift_size)
     if shape.padding_slots and qkv_bias is None:
-        qkv_bias = qkv.new_zeros(channels)
+        qkv_bias = torch.zeros(channels, dtype=qkv.dtype, device=qkv.device)
+    if qkv_bias is not None and qkv_scale is not None and qkv_bias.dtype != qkv.dtype:
+        qkv_bias = quantize(qkv_bias, qkv_scale, qkv.dtype, impl="triton")
     _launch(
         shape, (qkv, qkv[..., C:], qkv[..., 2 * C :]), out, bias, None, head_scale, qkv_bias,
-        scale, [*qkv_strides(shape), output_strides(shape)], tf32, config, lse, dropout,
+        scale, [*qkv_strides(shape), output_strides(shape)], tf32, config, row_stats, dropout,
+        qkv_scale, output_scale, pdl,
     )  # fmt: skip
     return out
 
@@ -217,7 +245,7 @@ def window_attention_partitioned_fwd(
     scale: float,
     tf32: bool,
     config: WindowAttentionConfig | None = None,
-    lse: torch.Tensor | None = None,
+    row_stats: torch.Tensor | None = None,
     dropout: Dropout | None = None,
 ) -> torch.Tensor:
     """Launch on ``q, k, v [B_, nH, N, D]`` of any strides but the last; arguments are packed."""
@@ -228,7 +256,7 @@ def window_attention_partitioned_fwd(
     strides = [window_strides(t) for t in (q, k, v, out)]
     _launch(
         partitioned_shape(q), (q, k, v), out, bias, mask, head_scale, None, scale, strides, tf32,
-        config, lse, dropout,
+        config, row_stats, dropout,
     )  # fmt: skip
     return out
 
@@ -245,8 +273,11 @@ def _launch(
     strides: list[Strides],
     tf32: bool,
     config: WindowAttentionConfig | None,
-    lse: torch.Tensor | None,
+    row_stats: torch.Tensor | None,
     dropout: Dropout | None,
+    qkv_scale: torch.Tensor | None = None,
+    output_scale: torch.Tensor | None = None,
+    pdl: bool = False,
 ) -> None:
     q = qkv[0]
     if config is None:
@@ -256,20 +287,29 @@ def _launch(
         )  # fmt: skip
     constants = shape.constants(bias, tf32, strides) | {
         "COSINE": head_scale is not None, "HAS_MASK": mask is not None,
-        "HAS_LSE": lse is not None, "DROPOUT": dropout is not None,
-        **tile_constants(config),
+        "HAS_STATS": row_stats is not None, "DROPOUT": dropout is not None,
+        "qkv_scale_ptr": qkv_scale, "output_scale_ptr": output_scale, **tile_constants(config),
     }  # fmt: skip
+    if qkv_scale is not None:  # 8-bit products take steps of 32
+        constants["BLOCK_D"] = max(32, constants["BLOCK_D"])
     kernel = (
         _window_attention_fwd_kernel if config.key_tiles else _window_attention_fwd_online_kernel
     )
+    if config.key_tiles:  # dropout's seed is the previous kernel's; long windows gain nothing
+        constants |= pdl_options(pdl and dropout is None, device_capability(q.device))
     programs = num_programs(shape.windows, shape.tokens, shape.heads, config)
     check_grid(programs)
     seed, threshold, factor = dropout_arguments(dropout, bias)
-    with on_device(q.device):
-        kernel[(programs,)](
-            *qkv, out, lse if lse is not None else bias, bias, mask if mask is not None else bias,
-            head_scale if head_scale is not None else bias,
-            pad if pad is not None else bias, seed, scale * LOG2_E, threshold, factor,
-            *shape.map_size, *shape.grid_size, mask.shape[0] if mask is not None else 1,
-            *(s for triple in strides for s in triple), **constants, num_warps=config.num_warps,
-        )  # fmt: skip
+    arguments = (
+        *qkv, out, row_stats if row_stats is not None else bias, bias,
+        mask if mask is not None else bias,
+        head_scale if head_scale is not None else bias,
+        pad if pad is not None else bias, seed, scale * LOG2_E, threshold, factor,
+        *shape.map_size, *shape.grid_size, mask.shape[0] if mask is not None else 1,
+        *(s for triple in strides for s in triple),
+    )  # fmt: skip
+    if qkv_scale is None and output_scale is None:
+        launch(kernel, programs, *arguments, **constants, num_warps=config.num_warps)
+        return
+    with on_device(q.device):  # steps are tensors by name, which launch() takes as constants
+        kernel[(programs,)](*arguments, **constants, num_warps=config.num_warps)

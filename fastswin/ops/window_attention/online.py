@@ -10,10 +10,16 @@ import triton.language as tl
 
 from fastswin.ops.window_attention.tile import (
     dropout_weights,
+    finish_output,
+    half_values,
     inverse_norm,
+    inverse_sum,
     load_rows,
     locate_window,
+    power_of_2,
+    product_step,
     scores,
+    store_row_stats,
     store_rows,
     token_rows,
 )
@@ -21,7 +27,7 @@ from fastswin.ops.window_attention.tile import (
 
 @triton.jit
 def _window_attention_fwd_online_kernel(
-    q_ptr, k_ptr, v_ptr, out_ptr, lse_ptr, bias_ptr, mask_ptr, head_scale_ptr, pad_ptr, seed_ptr,
+    q_ptr, k_ptr, v_ptr, out_ptr, stats_ptr, bias_ptr, mask_ptr, head_scale_ptr, pad_ptr, seed_ptr,
     scale, drop_threshold, keep_factor,
     H, W, windows_per_col, windows_per_row, num_masks,
     q_stride_image, q_stride_row, q_stride_head,
@@ -31,11 +37,12 @@ def _window_attention_fwd_online_kernel(
     N: tl.constexpr, NP: tl.constexpr, NH: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     WH: tl.constexpr, WW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     PARTITIONED: tl.constexpr, HAS_PAD: tl.constexpr, COSINE: tl.constexpr,
-    HAS_MASK: tl.constexpr, HAS_LSE: tl.constexpr, DROPOUT: tl.constexpr,
+    HAS_MASK: tl.constexpr, HAS_STATS: tl.constexpr, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
+    qkv_scale_ptr=None, output_scale_ptr=None,
 ):  # fmt: skip
-    """One program per (window, head, query tile)."""
+    """One program per (window, head, query tile); 8-bit operands and output as in forward.py."""
     pid = tl.program_id(0)
     query_tiles: tl.constexpr = (N + BLOCK_Q - 1) // BLOCK_Q
     query = pid % query_tiles * BLOCK_Q + tl.arange(0, BLOCK_Q)
@@ -51,6 +58,7 @@ def _window_attention_fwd_online_kernel(
     bias_ptr += (kind * NH + head) * (NP * NP)
     if HAS_MASK:
         mask_ptr += (window % num_masks).to(tl.int64) * (NP * NP)
+    scale = product_step(scale, qkv_scale_ptr, COSINE)
     if COSINE:
         scale = tl.load(head_scale_ptr + head)
     if DROPOUT:
@@ -61,6 +69,7 @@ def _window_attention_fwd_online_kernel(
     )
     q = load_rows(q_ptr, pad_ptr + head * D, row, query, q_stride_row, N, D, BLOCK_D, HAS_PAD)
     q_norm = inverse_norm(q) if COSINE else 1.0
+    exact: tl.constexpr = q_ptr.dtype.element_ty == tl.float32 and PRECISION == "ieee"
     running_max = tl.full([BLOCK_Q], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     o = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
@@ -76,6 +85,7 @@ def _window_attention_fwd_online_kernel(
             v_ptr, pad_ptr + (2 * NH + head) * D, key_row, key, v_stride_row,
             N, D, BLOCK_D, HAS_PAD,
         )  # fmt: skip
+        v = half_values(v, qkv_scale_ptr)
         k_norm = inverse_norm(k) if COSINE else 1.0
         in_table = (query < NP)[:, None] & (key < NP)[None, :]
         s = scores(
@@ -84,8 +94,8 @@ def _window_attention_fwd_online_kernel(
         )  # fmt: skip
         new_max = tl.maximum(running_max, tl.max(s, 1))
         shift = tl.where(new_max == -float("inf"), 0.0, new_max)
-        p = tl.exp2(s - shift[:, None])
-        rescale = tl.exp2(running_max - shift)
+        p = power_of_2(s - shift[:, None], exact)
+        rescale = power_of_2(running_max - shift, exact)
         total = total * rescale + tl.sum(p, 1)
         if DROPOUT:
             p *= dropout_weights(
@@ -94,10 +104,9 @@ def _window_attention_fwd_online_kernel(
         o = o * rescale[:, None]
         o = tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)
         running_max = new_max
-    if HAS_LSE:  # a row without a visible key gets +inf, so that the backward's weights are 0
-        lse = running_max + tl.log2(tl.where(total == 0.0, 1.0, total))
-        lse = tl.where(total == 0.0, float("inf"), lse)
-        lse_ptr += (window.to(tl.int64) * NH + head) * N
-        tl.store(lse_ptr + query, lse, mask=query < N)
-    o = o / tl.where(total == 0.0, 1.0, total)[:, None]
+    if HAS_STATS:
+        stats_head = stats_ptr + (window.to(tl.int64) * NH + head) * (2 * N)
+        store_row_stats(stats_head, running_max, total, query, N, exact)
+    o = o * inverse_sum(total, exact)[:, None]
+    o = finish_output(o, qkv_scale_ptr, output_scale_ptr, out_ptr.dtype.element_ty)
     store_rows(out_ptr, o, row, (query < N) & (row >= 0), out_stride_row, D, BLOCK_D)

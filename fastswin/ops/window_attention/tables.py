@@ -15,7 +15,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.device import on_device
+from fastswin._triton.launch import launch
 from fastswin._triton.tiles import cdiv
 from fastswin.ops.window_attention.config import padded_tokens
 from fastswin.ops.window_attention.geometry import SHIFT_MASK_FILL
@@ -83,13 +83,13 @@ def pack_tables(
     head_scale = None
     if logit_scale is not None:
         head_scale = torch.empty(num_heads, dtype=torch.float32, device=device)
-    with on_device(device):
-        _pack_tables_kernel[(kinds * num_heads * cdiv(NP * NP, _BLOCK),)](
-            packed if bias is None else bias.contiguous(),
-            packed if logit_scale is None else logit_scale.contiguous(), packed,
-            packed if head_scale is None else head_scale, SHIFT_MASK_FILL, LOG2_E, MAX_LOGIT_SCALE,
-            N=N, NP=NP, NH=num_heads, WH=window_size[0], WW=window_size[1],
-            SH=shift_size[0], SW=shift_size[1], HAS_BIAS=bias is not None,
-            HAS_SCALE=logit_scale is not None, BLOCK=_BLOCK,
-        )  # fmt: skip
+    launch(
+        _pack_tables_kernel, kinds * num_heads * cdiv(NP * NP, _BLOCK),
+        packed if bias is None else bias.contiguous(),
+        packed if logit_scale is None else logit_scale.contiguous(), packed,
+        packed if head_scale is None else head_scale, SHIFT_MASK_FILL, LOG2_E, MAX_LOGIT_SCALE,
+        N=N, NP=NP, NH=num_heads, WH=window_size[0], WW=window_size[1],
+        SH=shift_size[0], SW=shift_size[1], HAS_BIAS=bias is not None,
+        HAS_SCALE=logit_scale is not None, BLOCK=_BLOCK,
+    )  # fmt: skip
     return packed, head_scale

@@ -10,6 +10,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastswin._triton.math import inverse_step, round_to_8_bits
+
 LN_2 = tl.constexpr(0.6931471805599453)
 
 
@@ -132,8 +134,9 @@ def scores(
     """Scores of one tile in log2 units, ``[BLOCK_A, BLOCK_B]`` fp32; queries x keys or transposed.
 
     ``offset`` leads to each pair in the packed bias (and mask), which hold -inf for padded keys.
+    8-bit operands give products in their steps, int8 exactly; ``scale`` then holds the steps.
     """
-    s = tl.dot(a, tl.trans(b), input_precision=PRECISION)
+    s = tl.dot(a, tl.trans(b), input_precision=PRECISION).to(tl.float32)
     if COSINE:  # norms are applied to fp32 products: q, k stay exact in half precision
         s = s * a_norm[:, None] * b_norm[None, :]
     bias = tl.load(bias_ptr + offset, mask=in_table, other=-float("inf")).to(tl.float32)
@@ -142,6 +145,87 @@ def scores(
         m = tl.load(mask_ptr + offset, mask=in_table, other=-float("inf"))
         s = tl.where(m == -float("inf"), m, s + m)  # a hidden NaN stays hidden
     return s
+
+
+@triton.jit
+def power_of_2(x, EXACT: tl.constexpr):
+    """``2**x`` of differences to a row's maximum; -inf gives 0, NaN stays.
+
+    The hardware's is off by 2 units in the last place, which is all that half precision needs. For
+    fp32 products a series of ``2**f``, |f| <= 1/2, to 5e-9, then an exact shift of the exponent.
+    """
+    if EXACT:
+        clamped = tl.where(x < -126.0, -126.0, x)
+        whole = tl.floor(clamped + 0.5)
+        t = (clamped - whole) * LN_2
+        series = 1.0 + t * (1 / 7)
+        series = 1.0 + t * (1 / 6) * series
+        series = 1.0 + t * (1 / 5) * series
+        series = 1.0 + t * (1 / 4) * series
+        series = 1.0 + t * (1 / 3) * series
+        series = 1.0 + t * (1 / 2) * series
+        series = 1.0 + t * series
+        power = ((whole.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
+        y = tl.where(x < -126.0, 0.0, series * power)
+        y = tl.where(x != x, x, y)
+    else:
+        y = tl.exp2(x)
+    return y
+
+
+@triton.jit
+def inverse_sum(total, EXACT: tl.constexpr):
+    """``1 / total`` of a row's sum; 1 for a row without a visible key."""
+    total = tl.where(total == 0.0, 1.0, total)
+    if EXACT:
+        inverse = tl.div_rn(1.0, total)
+    else:
+        inverse = 1.0 / total
+    return inverse
+
+
+@triton.jit
+def store_row_stats(ptr, row_max, total, query, N: tl.constexpr, EXACT: tl.constexpr):
+    """Maximum (log2 units) and 1 / sum of each row, side by side; 0 for a row without a key.
+
+    Two numbers, since the logarithm of the sum, of size 8, would round each weight by 4e-7.
+    """
+    scale = tl.where(total == 0.0, 0.0, inverse_sum(total, EXACT))
+    tl.store(ptr + 2 * query, row_max, mask=query < N)
+    tl.store(ptr + 2 * query + 1, scale, mask=query < N)
+
+
+@triton.jit
+def load_row_stats(ptr, at, valid):
+    """What :func:`store_row_stats` wrote; numbers that make every weight 0 where not ``valid``."""
+    row_max = tl.load(ptr + 2 * at, mask=valid, other=float("inf"))
+    return row_max, tl.load(ptr + 2 * at + 1, mask=valid, other=0.0)
+
+
+@triton.jit
+def product_step(scale, qkv_scale_ptr, COSINE: tl.constexpr):
+    """Factor on V1's products of 8-bit queries and keys; in V2 the norms cancel the steps."""
+    if qkv_scale_ptr is not None and not COSINE:
+        scale = scale * tl.load(qkv_scale_ptr) * tl.load(qkv_scale_ptr + 1)
+    return scale
+
+
+@triton.jit
+def half_values(v, qkv_scale_ptr):
+    """8-bit values as fp16 numbers in their steps, exactly; wide ones as they are."""
+    if qkv_scale_ptr is not None:
+        v = v.to(tl.float16)
+    return v
+
+
+@triton.jit
+def finish_output(o, qkv_scale_ptr, output_scale_ptr, FORMAT: tl.constexpr):
+    """Undo the values' step and, with an output step, round to 8 bits; wide: as it is."""
+    if qkv_scale_ptr is not None:
+        o = o * tl.load(qkv_scale_ptr + 2)
+    if output_scale_ptr is not None:
+        o = round_to_8_bits(o * inverse_step(tl.load(output_scale_ptr)), FORMAT)
+    return o
 
 
 @triton.jit

@@ -1,8 +1,8 @@
 """The differentiable operators: schema, fake kernels and dispatch; imports no Triton.
 
 They take raw arguments, pack them inside (tables.py) and keep for the backward nothing but them,
-the seed and, where the backward works in tiles, output and log-sum-exp. A compiled graph holds one
-opaque node per direction. Empty tensors stand for what is not computed.
+the seed and, where the backward works in tiles, output and row statistics. A compiled graph holds
+one opaque node per direction. Empty tensors stand for what is not computed.
 """
 
 from __future__ import annotations
@@ -34,24 +34,24 @@ _PARTITIONED_OPTIONS = "float scale, bool tf32, float dropout_p"
 
 torch.library.define(
     "fastswin::window_attention",
-    f"(Tensor qkv, {_IMAGE}, {_IMAGE_OPTIONS}, bool save_lse) -> (Tensor, Tensor)",
+    f"(Tensor qkv, {_IMAGE}, {_IMAGE_OPTIONS}, bool save_stats) -> (Tensor, Tensor)",
     tags=_TAGS,
 )
 torch.library.define(
     "fastswin::window_attention_bwd",
-    f"(Tensor grad, Tensor qkv, Tensor? out, Tensor? lse, {_IMAGE}, {_IMAGE_OPTIONS}, "
+    f"(Tensor grad, Tensor qkv, Tensor? out, Tensor? row_stats, {_IMAGE}, {_IMAGE_OPTIONS}, "
     "bool[4] needs) -> (Tensor, Tensor, Tensor, Tensor)",
     tags=_TAGS,
 )
 torch.library.define(
     "fastswin::window_attention_partitioned",
-    f"(Tensor q, Tensor k, Tensor v, {_PARTITIONED}, {_PARTITIONED_OPTIONS}, bool save_lse) "
+    f"(Tensor q, Tensor k, Tensor v, {_PARTITIONED}, {_PARTITIONED_OPTIONS}, bool save_stats) "
     "-> (Tensor, Tensor)",
     tags=_TAGS,
 )
 torch.library.define(
     "fastswin::window_attention_partitioned_bwd",
-    "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? out, Tensor? lse, "
+    "(Tensor grad, Tensor q, Tensor k, Tensor v, Tensor? out, Tensor? row_stats, "
     f"{_PARTITIONED}, {_PARTITIONED_OPTIONS}, bool[5] needs) "
     "-> (Tensor, Tensor, Tensor, Tensor, Tensor)",
     tags=_TAGS,
@@ -75,22 +75,23 @@ def _fwd(
     shift_size: Sequence[int],
     tf32: bool,
     dropout_p: float,
-    save_lse: bool,
+    save_stats: bool,
 ) -> Tensors2:
     from fastswin.ops.window_attention.forward import window_attention_fwd
     from fastswin.ops.window_attention.launch import Dropout
     from fastswin.ops.window_attention.tables import pack_tables
 
     window, shift = _pair(window_size), _pair(shift_size)
-    lse = _new_lse(qkv, qkv.shape[:3], num_heads, window, save_lse)
+    row_stats = _new_stats(qkv, qkv.shape[:3], num_heads, window, save_stats)
     if qkv.numel() == 0:
-        return qkv.new_empty(*qkv.shape[:3], qkv.shape[3] // 3), lse
+        return qkv.new_empty(*qkv.shape[:3], qkv.shape[3] // 3), row_stats
     packed, head_scale = pack_tables(bias, logit_scale, num_heads, window, shift, qkv.device)
     out = window_attention_fwd(
         qkv, packed, head_scale, qkv_bias, scale, num_heads, window, shift, tf32,
-        lse=lse if save_lse else None, dropout=None if seed is None else Dropout(seed, dropout_p),
+        row_stats=row_stats if save_stats else None,
+        dropout=None if seed is None else Dropout(seed, dropout_p),
     )  # fmt: skip
-    return out, lse
+    return out, row_stats
 
 
 @torch.library.register_fake("fastswin::window_attention")
@@ -106,21 +107,21 @@ def _fwd_fake(
     shift_size: Sequence[int],
     tf32: bool,
     dropout_p: float,
-    save_lse: bool,
+    save_stats: bool,
 ) -> Tensors2:
     out = qkv.new_empty(*qkv.shape[:3], qkv.shape[3] // 3)
-    return out, _new_lse(qkv, qkv.shape[:3], num_heads, _pair(window_size), save_lse)
+    return out, _new_stats(qkv, qkv.shape[:3], num_heads, _pair(window_size), save_stats)
 
 
-def _new_lse(
+def _new_stats(
     qkv: torch.Tensor, images: Sequence[int], heads: int, window: Pair, save: bool
 ) -> torch.Tensor:
-    """``[windows, nH, N]`` fp32, empty where it is not saved."""
+    """``[windows, nH, N, 2]`` fp32, empty where it is not saved."""
     if not save:
         return qkv.new_empty(0, dtype=torch.float32)
     B, H, W = images
     windows = B * -(-H // window[0]) * -(-W // window[1])
-    return qkv.new_empty(windows, heads, window[0] * window[1], dtype=torch.float32)
+    return qkv.new_empty(windows, heads, window[0] * window[1], 2, dtype=torch.float32)
 
 
 @torch.library.impl("fastswin::window_attention_bwd", "default")
@@ -128,7 +129,7 @@ def _bwd(
     grad: torch.Tensor,
     qkv: torch.Tensor,
     out: Optional,
-    lse: Optional,
+    row_stats: Optional,
     bias: Optional,
     logit_scale: Optional,
     qkv_bias: Optional,
@@ -150,8 +151,8 @@ def _bwd(
     packed, head_scale = pack_tables(bias, logit_scale, num_heads, window, shift, qkv.device)
     wanted = Needs(needs[0], needs[0], needs[0], needs[1], needs[2], needs[3])
     dqkv, sums = window_attention_bwd(
-        grad, qkv, out, lse, packed, head_scale, qkv_bias, scale, num_heads, window, shift, tf32,
-        wanted, None if seed is None else Dropout(seed, dropout_p),
+        grad, qkv, out, row_stats, packed, head_scale, qkv_bias, scale, num_heads, window, shift,
+        tf32, wanted, None if seed is None else Dropout(seed, dropout_p),
     )  # fmt: skip
     dbias, dlogit_scale = _shared_gradients(sums, bias, logit_scale, qkv)
     dpad = qkv.new_empty(0)
@@ -184,7 +185,7 @@ def _bwd_fake(
     grad: torch.Tensor,
     qkv: torch.Tensor,
     out: Optional,
-    lse: Optional,
+    row_stats: Optional,
     bias: Optional,
     logit_scale: Optional,
     qkv_bias: Optional,
@@ -217,7 +218,7 @@ def _partitioned_fwd(
     scale: float,
     tf32: bool,
     dropout_p: float,
-    save_lse: bool,
+    save_stats: bool,
 ) -> Tensors2:
     from fastswin.ops.window_attention.forward import window_attention_partitioned_fwd
     from fastswin.ops.window_attention.launch import Dropout
@@ -225,15 +226,16 @@ def _partitioned_fwd(
     from fastswin.ops.window_attention.tables import pack_tables
 
     _, heads, N, _ = q.shape
-    lse = q.new_empty(q.shape[:3] if save_lse else 0, dtype=torch.float32)
+    row_stats = q.new_empty((*q.shape[:3], 2) if save_stats else 0, dtype=torch.float32)
     if q.numel() == 0:
-        return torch.empty_like(q, memory_format=torch.contiguous_format), lse
+        return torch.empty_like(q, memory_format=torch.contiguous_format), row_stats
     packed, head_scale = pack_tables(bias, logit_scale, heads, (1, N), (0, 0), q.device)
     out = window_attention_partitioned_fwd(
         q, k, v, packed, pack_mask(mask), head_scale, scale, tf32,
-        lse=lse if save_lse else None, dropout=None if seed is None else Dropout(seed, dropout_p),
+        row_stats=row_stats if save_stats else None,
+        dropout=None if seed is None else Dropout(seed, dropout_p),
     )  # fmt: skip
-    return out, lse
+    return out, row_stats
 
 
 @torch.library.register_fake("fastswin::window_attention_partitioned")
@@ -248,10 +250,10 @@ def _partitioned_fwd_fake(
     scale: float,
     tf32: bool,
     dropout_p: float,
-    save_lse: bool,
+    save_stats: bool,
 ) -> Tensors2:
-    lse = q.new_empty(q.shape[:3] if save_lse else (0,), dtype=torch.float32)
-    return torch.empty_like(q, memory_format=torch.contiguous_format), lse
+    row_stats = q.new_empty((*q.shape[:3], 2) if save_stats else (0,), dtype=torch.float32)
+    return torch.empty_like(q, memory_format=torch.contiguous_format), row_stats
 
 
 @torch.library.impl("fastswin::window_attention_partitioned_bwd", "default")
@@ -261,7 +263,7 @@ def _partitioned_bwd(
     k: torch.Tensor,
     v: torch.Tensor,
     out: Optional,
-    lse: Optional,
+    row_stats: Optional,
     bias: Optional,
     mask: Optional,
     logit_scale: Optional,
@@ -280,7 +282,7 @@ def _partitioned_bwd(
     _, heads, N, _ = q.shape
     packed, head_scale = pack_tables(bias, logit_scale, heads, (1, N), (0, 0), q.device)
     (dq, dk, dv), sums = window_attention_partitioned_bwd(
-        grad, q, k, v, out, lse, packed, pack_mask(mask), head_scale, scale, tf32,
+        grad, q, k, v, out, row_stats, packed, pack_mask(mask), head_scale, scale, tf32,
         Needs(needs[0], needs[1], needs[2], needs[3], needs[4], pad=False),
         None if seed is None else Dropout(seed, dropout_p),
     )  # fmt: skip
@@ -294,7 +296,7 @@ def _partitioned_bwd_fake(
     k: torch.Tensor,
     v: torch.Tensor,
     out: Optional,
-    lse: Optional,
+    row_stats: Optional,
     bias: Optional,
     mask: Optional,
     logit_scale: Optional,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+import torch.utils.checkpoint
 
 from fastswin import ops
 from fastswin.testing.tolerance import assert_close_to_oracle
@@ -135,19 +136,79 @@ def test_bad_arguments_are_named(randn):
             ops.feed_forward(*(t | {name: value}).values())
 
 
-def test_registered_operator(randn):
-    t = inputs(randn, (3, 5, 16), 64, torch.float32)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["fp32", "fp16-fused"])
+def test_registered_operators(dtype, randn):
+    t = inputs(randn, (3, 5, 32), 128, dtype)
+    fused, checks = dtype == torch.float16, ("test_schema", "test_faketensor")
+    weights = t["fc1_weight"], t["fc1_bias"], t["fc2_weight"]
+    for keep in [0] if fused else [1, 2]:
+        torch.library.opcheck(
+            torch.ops.fastswin.feed_forward_fwd.default, (t["x"], *weights, keep), test_utils=checks
+        )
+    pre = None if fused else randn(3, 5, 128)
     torch.library.opcheck(
         torch.ops.fastswin.feed_forward_bwd.default,
-        (randn(3, 5, 16), t["x"], randn(3, 5, 64), None, t["fc1_weight"], t["fc2_weight"],
-         [True, True, True, True]), test_utils=("test_schema", "test_faketensor"),
-    )  # fmt: skip
+        (randn(3, 5, 32, dtype=dtype), t["x"], pre, None, *weights, [True] * 4, torch.float32),
+        test_utils=checks,
+    )
+
+
+def narrow(randn, weight_dtype=torch.float32):
+    """Half-precision rows under weights as autocast has them: the fused form."""
+    t = inputs(randn, (2, 3, 4, 32), 128, weight_dtype)
+    t["x"] = t["x"].half()
+    return t
+
+
+def test_nothing_but_the_input_is_kept_when_fused(randn):
+    t = narrow(randn)
+    kept = []
+    t["x"].requires_grad_()
+    with torch.autograd.graph.saved_tensors_hooks(kept.append, lambda none: none):
+        ops.feed_forward(*t.values(), impl="triton")
+    assert sum(tensor.numel() for tensor in kept) == t["x"].numel() + 2 * 32 * 128 + 128
+
+
+def test_wider_weights_get_gradients_of_their_dtype(randn):
+    t = narrow(randn)
+    upstream = randn(2, 3, 4, 32, dtype=torch.float16)
+    actual = run(t, upstream, impl="triton")
+    half = {k: v.half() for k, v in t.items()}
+    eager = run(half, upstream, impl="reference")
+    oracle = run(half, upstream, impl="reference", cast=torch.float64)
+    for name, truth in oracle.items():
+        assert actual[name].dtype == (t | {"y": t["x"]})[name].dtype
+        assert_close_to_oracle(actual[name].half(), eager[name], truth, torch.float16)
+
+
+@pytest.mark.parametrize("around", ["checkpoint", "compile", "autocast"])
+def test_fused_form_inside_other_tools(around, randn):
+    t = narrow(randn)
+    upstream = randn(2, 3, 4, 32, dtype=torch.float16)
+    expected = run(t, upstream, impl="triton")
+    leaves = {k: v.clone().requires_grad_() for k, v in t.items()}
+
+    def layer(x, *weights):
+        return ops.feed_forward(x, *weights, impl="triton")
+
+    if around == "checkpoint":
+        y = torch.utils.checkpoint.checkpoint(layer, *leaves.values(), use_reentrant=False)
+    elif around == "compile":
+        compiled = torch.compile(layer, fullgraph=True, backend="aot_eager", dynamic=False)
+        y = compiled(*leaves.values())
+    else:
+        with torch.autocast(upstream.device.type, torch.bfloat16):
+            y = layer(*leaves.values())
+    y.backward(upstream)
+    assert torch.equal(y, expected["y"])
+    assert all(torch.equal(leaves[n].grad, expected[n]) for n in NAMES)
 
 
 @pytest.mark.gpu
-def test_bf16_on_a_gpu(randn):
-    t = inputs(randn, (8, 28, 28, 192), 768, torch.bfloat16)
-    upstream = randn(8, 28, 28, 192, dtype=torch.bfloat16)
+@pytest.mark.parametrize("C", [96, 128, 192, 384])
+def test_bf16_on_a_gpu(C, randn):
+    t = inputs(randn, (8, 27, 28, C), 4 * C, torch.bfloat16)
+    upstream = randn(8, 27, 28, C, dtype=torch.bfloat16)
     actual = run(t, upstream, impl="triton")
     eager = run(t, upstream, impl="reference")
     oracle = run(t, upstream, impl="reference", cast=torch.float64)

@@ -59,7 +59,4 @@ def launches(dtype):
 
 if __name__ == "__main__":
     for launch in launches(getattr(torch, sys.argv[2])):
-        made = launch.arguments
-        keys = made["N"] if "N" in made else made["n_units"] * made["N_ALIGN"]
-        compiled = dataclasses.asdict(compile_launch(launch, int(sys.argv[1])))
-        print(json.dumps({**compiled, "keys": keys}), flush=True)
+        print(json.dumps(dataclasses.asdict(compile_launch(launch, int(sys.argv[1])))), flush=True)

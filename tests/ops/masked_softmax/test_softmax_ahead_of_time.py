@@ -10,9 +10,8 @@ import pytest
 
 from fastswin.testing.aot import SHARED_MEMORY_LIMIT
 
-#: Bytes of registers spilled per thread that are tolerated; the kernels are bound by memory. The
-#: backward of paired rows stops at 96 registers on sm_86 and 89 and keeps one address on the stack.
-SPILL_BYTES = 8
+#: Bytes of registers spilled per thread that are tolerated; the kernels are bound by memory.
+SPILL_BYTES = 0
 
 SCRIPT = Path(__file__).with_name("compile_softmax_kernels.py")
 
@@ -27,7 +26,7 @@ def test_compiles(capability, dtype):
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     kernels = [json.loads(line) for line in done.stdout.splitlines()]
-    assert len({k["name"] for k in kernels}) == 6
+    assert len({k["name"] for k in kernels}) == 7
     for kernel in kernels:
         assert kernel["shared_bytes"] <= SHARED_MEMORY_LIMIT[capability] * 1024, kernel
         assert kernel["spill_bytes"] <= SPILL_BYTES, kernel

@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from fastswin.bench import op_softmax
+from fastswin.bench.op_softmax_candidates import configurations
 from fastswin.bench.op_softmax_problems import PROBLEMS, SoftmaxProblem
-from fastswin.bench.op_softmax_sweep import configurations
 from fastswin.bench.roofline import Ceilings
 
 TINY = (

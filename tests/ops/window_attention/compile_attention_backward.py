@@ -37,12 +37,12 @@ def launch(
     N, C = window * window, heads * head_dim
     qkv = empty(32, side, side, 3 * C, dtype=dtype)
     grad = empty(32, side, side, C, dtype=dtype)
-    lse = out = None
+    row_stats = out = None
     if config is not None or not takes_whole_windows(N, head_dim, dtype.itemsize):
-        lse, out = empty(32 * 16, heads, N, dtype=torch.float32), grad
+        row_stats, out = empty(32 * 16, heads, N, 2, dtype=torch.float32), grad
     NP = padded_tokens(N)
     backward.window_attention_bwd(
-        grad, qkv, out, lse, empty(4, heads, NP, NP, dtype=torch.float32),
+        grad, qkv, out, row_stats, empty(4, heads, NP, NP, dtype=torch.float32),
         empty(heads, dtype=torch.float32) if cosine else None, empty(3 * C, dtype=torch.float32),
         head_dim**-0.5, heads, (window, window), (window // 2,) * 2, tf32,
         Needs(True, True, True, bias=True, logit_scale=cosine, pad=padded),

@@ -93,12 +93,6 @@ def check(case: Case, dtype: torch.dtype, randn, options: dict | None = None) ->
             error = (ours[name].double() - truth).abs()
             assert bool((error <= temperature_rounding(made, upstream)).all())
             continue
-        tiled = not takes_whole_windows(made["bias"].shape[1], case.head_dim, dtype.itemsize)
-        if name == "qkv_bias" and tiled and dtype == torch.float32:
-            # weights come back from a log-sum-exp of about 8, whose rounding is 8 eps of each
-            error = (ours[name].double() - truth).norm()
-            assert error <= 8 * torch.finfo(dtype).eps * truth.norm()
-            continue
         assert_close_to_oracle(ours[name], theirs[name].to(kept), truth, kept)
 
 
@@ -378,7 +372,7 @@ def test_backward_of_more_windows_than_a_grid_axis_other_than_x_takes(randn):
 @pytest.mark.gpu
 @pytest.mark.parametrize("case", [LARGE[0], LARGE[2]], ids=str)
 def test_only_inputs_and_row_statistics_are_kept(case, randn):
-    """No scores, no mask, no windows: what a forward leaves allocated is its output, and lse."""
+    """No scores, no mask, no windows: a forward leaves its output, and two numbers a row."""
     made = with_leaves(arguments(case, randn, torch.float16))
     triton(made)  # compiles
     torch.cuda.synchronize()
@@ -386,5 +380,5 @@ def test_only_inputs_and_row_statistics_are_kept(case, randn):
     out = triton(made)
     kept = torch.cuda.memory_allocated() - before
     tokens = case.batch * case.map_size[0] * case.map_size[1]
-    lse = 0 if takes_whole_windows(case.window_size[0] ** 2, 32, 2) else 4 * tokens
-    assert kept <= out.nbytes + lse * case.num_heads + 2**20
+    stats = 0 if takes_whole_windows(case.window_size[0] ** 2, 32, 2) else 8 * tokens
+    assert kept <= out.nbytes + stats * case.num_heads + 2**20

@@ -28,8 +28,8 @@ def test_opcheck(case, randn):
     tiled = case.name == "tiles"
     torch.library.opcheck(training.window_attention, (*tensors, None, *options, tiled))
     detached = [None if t is None else t.detach() for t in tensors]
-    out, lse = training.window_attention(*detached, None, *options, tiled)
-    kept = (out, lse) if tiled else (None, None)
+    out, row_stats = training.window_attention(*detached, None, *options, tiled)
+    kept = (out, row_stats) if tiled else (None, None)
     needs = [t is not None for t in tensors]
     torch.library.opcheck(
         training.window_attention_bwd,

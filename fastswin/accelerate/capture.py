@@ -1,0 +1,118 @@
+"""Forward and backward of one training step as two CUDA graphs, for steps the host cannot feed.
+
+Swin-T at batch 128 is some 800 launches in 20 ms; Python needs longer than that to make them.
+Replayed from graphs they cost two calls. What a graph demands is fixed: shape, dtype and device of
+the images, and the parameters' places in memory. Optimizers that update in place, drop path,
+dropout and gradient accumulation work as before; loss and optimizer stay outside.
+
+Source: torch.cuda.make_graphed_callables, which does the capture.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+
+
+class CapturedTraining(nn.Module):
+    """A model whose training step replays two graphs; made by :func:`capture_training`.
+
+    In eval mode, and without gradients, it is the model itself, for images of any shape.
+
+    Attributes:
+        model: the model given, unchanged; save and load *its* state dict.
+    """
+
+    def __init__(self, model: nn.Module, autocast: torch.dtype | None, images: torch.Tensor):
+        super().__init__()
+        self.model = model
+        self._like = (images.shape, images.dtype, images.device)
+        step = _Step(model, autocast).train()
+        self._step = [torch.cuda.make_graphed_callables(step, (images.clone(),))]  # not a submodule
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        """Images ``[B, channels, h, w]`` as captured to logits ``[B, classes]``.
+
+        Raises:
+            ValueError: in training, images of another shape, dtype or device.
+        """
+        if not (self.training and torch.is_grad_enabled()):
+            return self.model(images)
+        if (images.shape, images.dtype, images.device) != self._like:
+            shape, dtype, device = self._like
+            raise ValueError(
+                f"images must be {tuple(shape)}, {dtype} on {device} as captured, got "
+                f"{tuple(images.shape)}, {images.dtype} on {images.device}; capture again for "
+                "another shape (a DataLoader wants drop_last=True)"
+            )
+        logits = self._step[0](images)
+        if logits.requires_grad:
+            logits.register_hook(self._keep_gradients)
+        return logits
+
+    def _keep_gradients(self, gradient: torch.Tensor) -> None:
+        """Move accumulated gradients out of the graph's memory before its next backward.
+
+        Autograd takes a first gradient over without a copy, so ``p.grad`` is the graph's own
+        tensor, which the next replay overwrites.
+        """
+        for parameter in self.model.parameters():
+            if parameter.grad is not None:
+                parameter.grad = parameter.grad.clone()
+
+
+class _Step(nn.Module):
+    """The forward pass as it is captured: casts of weights belong to the graph, not to a cache."""
+
+    def __init__(self, model: nn.Module, autocast: torch.dtype | None) -> None:
+        super().__init__()
+        self.model, self.autocast = model, autocast
+
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        enabled = self.autocast is not None
+        with torch.autocast("cuda", self.autocast, enabled=enabled, cache_enabled=False):
+            return self.model(images)
+
+
+def capture_training(
+    model: nn.Module, images: torch.Tensor, *, autocast: torch.dtype | None = None
+) -> CapturedTraining:
+    """Capture a model's training step for images of one shape.
+
+    Call it after :func:`accelerate`, before DDP; train with what it returns::
+
+        step = capture_training(model, images, autocast=torch.bfloat16)
+        loss = criterion(step(images), labels)
+        loss.backward()
+
+    Args:
+        model: in training mode on a GPU; takes images and returns logits, both one tensor. Its
+            parameters must stay where they are: ``load_state_dict`` may, ``to`` may not follow.
+        images: ``[B, channels, h, w]`` on the model's device; three steps are run on them.
+        autocast: torch.float16, torch.bfloat16 or None, applied inside the graphs.
+
+    Returns:
+        A module to call instead of the model. The graphs hold the activations of one step for as
+        long as it lives.
+
+    Raises:
+        TypeError, ValueError: an argument is off; the message names it. Nothing is captured.
+        RuntimeError: no GPU, or the model does what a CUDA graph cannot hold.
+    """
+    if not isinstance(model, nn.Module):
+        raise TypeError(f"model must be a torch.nn.Module, got {type(model).__name__}")
+    if autocast not in (None, torch.float16, torch.bfloat16):
+        raise ValueError(f"autocast must be None, torch.float16 or torch.bfloat16, got {autocast}")
+    if not isinstance(images, torch.Tensor) or images.ndim != 4 or images.shape[0] == 0:
+        shape = tuple(getattr(images, "shape", ()))
+        raise ValueError(f"images must be [B, channels, h, w] with B >= 1, got shape {shape}")
+    if not model.training:
+        raise ValueError("model must be in training mode; call model.train() first")
+    parameter = next((p for p in model.parameters() if p.requires_grad), None)
+    if parameter is None:
+        raise ValueError("model must have a parameter that requires a gradient")
+    if parameter.device != images.device:
+        raise ValueError(f"images are on {images.device} but the model is on {parameter.device}")
+    if images.device.type != "cuda":
+        raise RuntimeError(f"CUDA graphs need a GPU, the model is on {images.device}")
+    return CapturedTraining(model, autocast, images.detach())

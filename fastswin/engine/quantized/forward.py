@@ -1,0 +1,239 @@
+"""The forward pass of a quantised engine: engine/forward.py's story with 8-bit layers told here.
+
+    norm + quantise -> qkv -> q, k, v in 8 bits -> attention -> proj onto x, wide
+    norm + quantise -> fc1, GELU, 8 bits -> fc2 onto x, wide
+
+The residual stream, softmax, LayerNorm, GELU, patch embedding and head are those of the wide
+engine. So is every layer that its plan leaves wide; the two meet in the tensors between them, and
+whoever writes a tensor writes it in the format of its reader.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+
+from fastswin._triton.available import Impl
+from fastswin.engine.forward import BlockOffsets, Forward, Offset
+from fastswin.engine.plan import StagePlan
+from fastswin.engine.precision import FORMAT_DTYPES
+from fastswin.engine.prepare import Linear, Norm, PreparedBlock
+from fastswin.engine.quantized.formats import BlockFormats, LayerFormat
+from fastswin.engine.quantized.prepare import LayerForms, QuantizedAffine
+
+
+class QuantizedForward(Forward):
+    """Runs a bound plan whose stages have formats."""
+
+    def attention_half(
+        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offsets: BlockOffsets
+    ) -> None:
+        """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place."""
+        formats = _formats(stage, block)
+        if formats.qkv.quantized:
+            h, token_scale = self.quantized_input(
+                x, block.qkv, formats.qkv, offsets.norm1, self.eps if block.norm1 is None else None
+            )
+            stored = formats.attention != "wide"
+            qkv = self.product(h, block.qkv, formats.qkv, token_scale, quantize_output=stored)
+        else:
+            qkv = self.project_qkv(x, block, stage, offsets.norm1)
+        attended = self.quantized_attention(qkv, block, stage)
+        if formats.proj.quantized:
+            self.add_product(x, attended, block.proj, formats.proj, block.norm1)
+        else:
+            self.project_back(x, attended, block, stage)
+
+    def quantized_attention(
+        self, qkv: torch.Tensor, block: PreparedBlock, stage: StagePlan
+    ) -> torch.Tensor:
+        """Window attention from what qkv wrote to what proj reads."""
+        formats = _formats(stage, block)
+        if formats.attention == "wide" and not formats.proj.quantized:
+            return self.attention(qkv, block, stage)
+        pad, qkv_scale = block.pad_qkv, None
+        if formats.attention != "wide":
+            operands = _operands(block.qkv)
+            pad, qkv_scale = operands.pad_output, operands.output_scale
+        output: dict[str, Any] = {}
+        if formats.proj.quantized:
+            output["output_scale"] = _operands(block.proj).input_scale
+            output["out_dtype"] = FORMAT_DTYPES[formats.proj.format]
+        else:
+            output["out_dtype"] = self.precision.dtype
+        shift = stage.shift_size if block.shifted else (0, 0)
+        if stage.attention == "triton":
+            table = block.bias_table(shift, self.precision.dtype)
+            return self.ops.packed_window_attention(
+                qkv, table, block.head_scale, pad, block.scale, stage.num_heads,
+                stage.window_size, shift, self.precision.tf32, qkv_scale=qkv_scale, **output,
+            )  # fmt: skip
+        return self.ops.quantized_window_attention_ref(
+            qkv, block.bias, stage.num_heads, stage.window_size, shift, block.scale,
+            block.logit_scale, pad, qkv_scale=qkv_scale, **output,
+        )  # fmt: skip
+
+    def mlp_half(
+        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offsets: BlockOffsets
+    ) -> None:
+        """``x += mlp(norm2(x))`` (V1) or ``x += norm2(mlp(x))`` (V2), in place."""
+        formats = _formats(stage, block)
+        fc1, fc2 = formats.fc1, formats.fc2
+        if not fc1.quantized and not fc2.quantized:
+            super().mlp_half(x, block, stage, offsets)
+            return
+        scale = _operands(block.fc2).input_scale if fc2.quantized else None
+        if fc1.quantized:
+            h, token_scale = self.quantized_input(
+                x, block.fc1, fc1, offsets.norm2, self.eps if block.norm2 is None else None
+            )
+            alike = fc1.format == fc2.format
+            h = self.product(
+                h, block.fc1, fc1, token_scale, activation="gelu",
+                output_scale=scale if alike else None,
+            )  # fmt: skip
+        else:
+            alike = False
+            h = self.hidden(x, block, stage, offsets.norm2)
+        if fc2.quantized and not alike:
+            h = self.ops.quantize(h, scale, FORMAT_DTYPES[fc2.format], impl=_impl(fc2))
+        if fc2.quantized:
+            self.add_product(x, h, block.fc2, fc2, block.norm2)
+        else:
+            self.shrink(x, h, block, formats.endings(stage.proj, stage.mlp)[1])
+
+    def merge(self, x: torch.Tensor, index: int, stage: StagePlan, offset: Offset) -> torch.Tensor:
+        """Patch merging ``[B, H, W, C] -> [B, ceil(H/2), ceil(W/2), 2C]``."""
+        assert stage.formats is not None
+        layer = stage.formats.reduction
+        if layer is None or not layer.quantized:
+            return super().merge(x, index, stage, offset)
+        merging = self.weights.mergings[index]
+        impl, scale = _impl(layer), _operands(merging.reduction).input_scale
+        eps = self.resample_eps if merging.norm is None else None
+        if scale is None:  # one step a token needs the whole row first
+            rows = self.ops.gather_neighbours(x, offset=offset, impl=impl)
+            rows, token_scale = self.quantized_tokens(rows, layer, None, eps)
+        else:
+            token_scale = None
+            rows = self.ops.gather_neighbours(
+                x, layer_norm_eps=eps, offset=offset, output_scale=scale,
+                out_dtype=FORMAT_DTYPES[layer.format], impl=impl,
+            )  # fmt: skip
+        y = self.branch(rows, merging.reduction, layer, token_scale)
+        if merging.norm is not None:
+            norm = merging.norm
+            self.ops.layer_norm(y, norm.weight, norm.bias, eps=self.resample_eps, out=y, impl=impl)
+        return y
+
+    def quantized_input(
+        self, x: torch.Tensor, linear: Linear, layer: LayerFormat, offset: Offset, eps: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What a layer reads, and its steps ``[...]`` where every token has its own.
+
+        Args:
+            x: the residual stream ``[B, H, W, C]``.
+            linear: the layer.
+            layer: how it runs.
+            offset: biases pending on the stream.
+            eps: of the LayerNorm in front (V1), None where there is none.
+        """
+        scale, dtype, impl = (
+            _operands(linear).input_scale,
+            FORMAT_DTYPES[layer.format],
+            _impl(layer),
+        )
+        if scale is None:
+            return self.quantized_tokens(x, layer, offset, eps)
+        if eps is None:
+            return self.ops.quantize(x, scale, dtype, impl=impl), None
+        return self.ops.layer_norm(
+            x, eps=eps, offset=offset, output_scale=scale, out_dtype=dtype, impl=impl
+        ), None
+
+    def quantized_tokens(
+        self, x: torch.Tensor, layer: LayerFormat, offset: Offset, eps: float | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Rows in 8 bits, normalised first unless ``eps`` is None, and the steps of each."""
+        dtype, impl = FORMAT_DTYPES[layer.format], _impl(layer)
+        if eps is None:
+            return self.ops.quantize_per_token(x, dtype, impl=impl)
+        return self.ops.layer_norm_per_token(x, eps=eps, offset=offset, dtype=dtype, impl=impl)
+
+    def product(
+        self,
+        h: torch.Tensor,
+        linear: Linear,
+        layer: LayerFormat,
+        token_scale: torch.Tensor | None = None,
+        *,
+        quantize_output: bool = False,
+        output_scale: torch.Tensor | None = None,
+        **epilogue: Any,
+    ) -> torch.Tensor:
+        """One 8-bit product ``[..., K] -> [..., N]``, bias included.
+
+        Args:
+            h: 8-bit input.
+            linear: the layer.
+            layer: how it runs.
+            token_scale: the input's steps ``[...]`` where every token has its own.
+            quantize_output: whether it is stored with the layer's own output steps.
+            output_scale: or with these.
+            epilogue: ``activation``, ``residual`` and ``out`` of the operator.
+        """
+        operands = _operands(linear)
+        if quantize_output:
+            output_scale = operands.output_scale
+        return self.ops.quantized_linear(
+            h, operands.weight, operands.scale, operands.bias, row_scale=token_scale,
+            output_scale=output_scale, out_dtype=None if output_scale is not None
+            else self.precision.dtype, impl=_impl(layer), **epilogue,
+        )  # fmt: skip
+
+    def branch(
+        self,
+        h: torch.Tensor,
+        linear: Linear,
+        layer: LayerFormat,
+        token_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """A product in the wide dtype, through 8 bits where the scheme stores it so."""
+        operands = _operands(linear)
+        if operands.output_scale is None:
+            return self.product(h, linear, layer, token_scale)
+        stored = self.product(h, linear, layer, token_scale, quantize_output=True)
+        return stored.to(self.precision.dtype).mul_(operands.output_step)
+
+    def add_product(
+        self,
+        x: torch.Tensor,
+        h: torch.Tensor,
+        linear: Linear,
+        layer: LayerFormat,
+        norm: Norm | None,
+    ) -> None:
+        """``x += product(h)`` (V1) or ``x += norm(product(h))`` (V2), in place."""
+        operands = _operands(linear)
+        if norm is not None:
+            self._add_normed(x, self.branch(h, linear, layer), norm, _impl(layer))
+        elif operands.output_scale is None:
+            self.product(h, linear, layer, residual=x, out=x)
+        else:
+            stored = self.product(h, linear, layer, quantize_output=True)
+            x.add_(stored.to(x.dtype), alpha=operands.output_step)
+
+
+def _formats(stage: StagePlan, block: PreparedBlock) -> BlockFormats:
+    assert stage.formats is not None  # every plan of a quantised engine has them
+    return stage.formats.blocks[block.number]
+
+
+def _operands(linear: Linear) -> QuantizedAffine:
+    """The 8-bit form of a layer that a plan quantises."""
+    return cast(LayerForms, linear).quantized
+
+
+def _impl(layer: LayerFormat) -> Impl:
+    return "reference" if layer.backend == "reference" else "triton"

@@ -1,0 +1,108 @@
+"""Which layers of a plan run in 8 bits: what the scheme allows, kernels can, and the mix wants.
+
+    scheme says wide                    wide
+    no 8-bit kernel for the shape       wide, with the operator's reason
+    no speed on this card (mix "auto")  wide, with the measurement's reason
+    else                                8 bits, by "triton", or by "cublaslt" for fp8 where it is
+                                        faster; by "reference" where no kernel runs at all
+
+Every fallback is wider than the scheme, never narrower, and is decided here, before anything runs.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fastswin.engine.plan import ModelPlan, StagePlan
+from fastswin.engine.quantized.formats import (
+    WIDE_LAYER,
+    BlockFormats,
+    LayerFormat,
+    StageFormats,
+    Storage,
+)
+from fastswin.engine.quantized.mix import Mix, why_wide
+from fastswin.models.config import SwinConfig
+from fastswin.ops.quantized_linear.config import quantized_linear_blocker
+from fastswin.quant.ranges import Calibration, LayerRange
+
+
+def quantize_plan(
+    plan: ModelPlan, config: SwinConfig, calibration: Calibration, mix: Mix
+) -> ModelPlan:
+    """A half-precision plan with its 8-bit layers chosen.
+
+    Args:
+        plan: of the engine's wide precision.
+        config: the model's.
+        calibration: what its layers may be quantised to.
+        mix: "auto" leaves wide what brings no speed, "scheme" quantises all that the scheme does.
+    """
+    stages = tuple(
+        _StageChooser(stage, config, calibration, mix, max(plan.batch, 1)).choose()
+        for stage in plan.stages
+    )
+    return dataclasses.replace(plan, stages=stages)
+
+
+class _StageChooser:
+    """Decides one stage's layers and collects the reasons."""
+
+    def __init__(
+        self,
+        stage: StagePlan,
+        config: SwinConfig,
+        calibration: Calibration,
+        mix: Mix,
+        batch: int,
+    ) -> None:
+        self.stage, self.calibration, self.mix = stage, calibration, mix
+        self.hidden = config.hidden_dim(stage.stage)
+        self.rows = batch * stage.map_size[0] * stage.map_size[1]
+        self.kernels = stage.qkv != "reference"
+        self.reasons: dict[str, str] = {}
+
+    def choose(self) -> StagePlan:
+        at = f"layers.{self.stage.stage}"
+        blocks = tuple(self.block(f"{at}.blocks.{i}") for i in range(self.stage.depth))
+        reduction = None
+        if self.stage.merge is not None:
+            C = self.stage.channels
+            reduction = self.layer(f"{at}.downsample.reduction", 2 * C, 4 * C)
+        return dataclasses.replace(
+            self.stage,
+            formats=StageFormats(blocks, reduction),
+            reasons=self.stage.reasons | self.reasons,
+        )
+
+    def block(self, at: str) -> BlockFormats:
+        C, hidden = self.stage.channels, self.hidden
+        qkv = self.layer(f"{at}.attn.qkv", 3 * C, C)
+        attention: Storage = "wide"
+        if qkv.quantized and self.range(f"{at}.attn.qkv").scheme.output == "quantized":
+            attention = qkv.format
+        proj = self.layer(f"{at}.attn.proj", C, C)
+        fc1 = self.layer(f"{at}.mlp.fc1", hidden, C)
+        fc2 = self.layer(f"{at}.mlp.fc2", C, hidden)
+        return BlockFormats(qkv, attention, proj, fc1, fc2)
+
+    def range(self, name: str) -> LayerRange:
+        return self.calibration.layers[name]
+
+    def layer(self, name: str, N: int, K: int) -> LayerFormat:
+        scheme = self.range(name).scheme
+        if not scheme.quantized:
+            return WIDE_LAYER
+        kind = name.rpartition(".")[2]
+        if reason := self.why_not(kind, N, K):
+            self.reasons[f"{kind} format"] = reason
+            return WIDE_LAYER
+        return LayerFormat(scheme.format, "triton" if self.kernels else "reference")
+
+    def why_not(self, kind: str, N: int, K: int) -> str | None:
+        """Why a layer that the scheme quantises stays wide."""
+        if not self.kernels:
+            return None
+        if blocker := quantized_linear_blocker(N, K):
+            return f"wide: {blocker}"
+        return why_wide(kind, self.rows, self.stage.channels) if self.mix == "auto" else None

@@ -1,0 +1,210 @@
+"""Load-time work of a quantised engine: 8-bit operands beside the wide ones, on demand.
+
+    y = (q_x @ q_w.T) * scale + bias        scale = input step x weight step, fp32 [N]
+
+A layer's weights are rounded once, by the code of the integer reference (quant/convert.py), so both
+multiply the same integers. Host memory holds every layer in both forms; the device receives those
+that plans ask for, when they are bound. An engine whose plans are all 8-bit thus takes half the
+weight memory of fp16, and one that also serves batches at which 8 bits do not pay takes both.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from fastswin.engine.precision import FORMAT_DTYPES
+from fastswin.engine.prepare import Affine, Builder, Footprint, Linear, PreparedModel, build
+from fastswin.engine.quantized.formats import LayerFormat, StageFormats
+from fastswin.models.swin import SwinTransformer
+from fastswin.quant.convert import quantize_linear
+from fastswin.quant.fake_quant import quantize
+from fastswin.quant.layers import QuantLayer, quant_layers
+from fastswin.quant.ranges import Calibration, LayerRange, inverse_of
+
+
+@dataclasses.dataclass(frozen=True)
+class QuantizedAffine:
+    """A linear layer's 8-bit operands and steps; all tensors on the device.
+
+    Attributes:
+        weight: ``[N, K]`` int8 or float8_e4m3fn, the LayerNorm before it folded in.
+        scale: fp32 ``[N]``: the weight's steps, times the input's where that is static.
+        bias: fp32 ``[N]`` or None.
+        input_scale: fp32 ``[1]``, the input's step; None where each token has its own.
+        output_scale: fp32 ``[1]``, or ``[3]`` for q, k and v; None where the output is wide.
+        output_step: the first of them as a number, to undo it with.
+        pad_output: for qkv with a quantised output, ``[3C]`` of a padded token as stored.
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
+    input_scale: torch.Tensor | None
+    output_scale: torch.Tensor | None
+    output_step: float
+    pad_output: torch.Tensor | None
+
+
+class LayerForms:
+    """One quantisable layer: wide as :class:`~fastswin.engine.prepare.Linear`, or in 8 bits.
+
+    Args:
+        wide: the engine's wide form on the host, its biases on the device.
+        quantized: the 8-bit form on the host.
+        device: where forms go when they are first read.
+        footprint: counts what went there.
+    """
+
+    def __init__(
+        self,
+        wide: Affine,
+        quantized: QuantizedAffine,
+        device: torch.device,
+        footprint: Footprint,
+    ) -> None:
+        self._wide, self._quantized = wide, quantized
+        self._device, self._footprint = device, footprint
+
+    @functools.cached_property
+    def weight(self) -> torch.Tensor:
+        """Wide weight ``[N, K]``."""
+        return self._place(self._wide.weight)
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        return self._wide.bias
+
+    @property
+    def library_bias(self) -> torch.Tensor | None:
+        return self._wide.library_bias
+
+    @functools.cached_property
+    def quantized(self) -> QuantizedAffine:
+        """8-bit operands."""
+        host = self._quantized
+        return dataclasses.replace(
+            host,
+            weight=self._place(host.weight),
+            scale=host.scale.to(self._device),
+            bias=self._small(host.bias),
+            input_scale=self._small(host.input_scale),
+            output_scale=self._small(host.output_scale),
+            pad_output=self._small(host.pad_output),
+        )
+
+    @property
+    def placed(self) -> list[torch.Tensor]:
+        """The weights that are on the device."""
+        found = [self.weight] if "weight" in self.__dict__ else []
+        return found + ([self.quantized.weight] if "quantized" in self.__dict__ else [])
+
+    def place(self, layer: LayerFormat) -> None:
+        """Bring the form of a plan to the device."""
+        _ = self.quantized if layer.quantized else self.weight
+
+    def _small(self, host: torch.Tensor | None) -> torch.Tensor | None:
+        return None if host is None else host.to(self._device)
+
+    def _place(self, host: torch.Tensor) -> torch.Tensor:
+        self._footprint.num_bytes += host.numel() * host.element_size()
+        return host.to(self._device)
+
+
+@torch.no_grad()
+def prepare_quantized(
+    model: SwinTransformer, calibration: Calibration, device: torch.device, dtype: torch.dtype
+) -> PreparedModel:
+    """Snapshot of a calibrated model; the model is not modified.
+
+    Args:
+        model: the readable model.
+        calibration: ranges that were checked against it.
+        device: of the engine.
+        dtype: of everything that is not quantised.
+    """
+    return build(model, _QuantizedBuilder(model, calibration, device, dtype))
+
+
+def place_forms(weights: PreparedModel, stages: Sequence[StageFormats]) -> None:
+    """Bring every layer to the device in the form that a plan's stages want."""
+    for index, formats in enumerate(stages):
+        for block, wanted in zip(weights.stages[index], formats.blocks, strict=True):
+            for name in ("qkv", "proj", "fc1", "fc2"):
+                _place(getattr(block, name), getattr(wanted, name))
+        if formats.reduction is not None:
+            _place(weights.mergings[index].reduction, formats.reduction)
+
+
+def _place(linear: Linear, layer: LayerFormat) -> None:
+    if isinstance(linear, LayerForms):
+        linear.place(layer)
+
+
+class _QuantizedBuilder(Builder):
+    """Makes both forms of the layers that a scheme quantises; the rest is the wide engine's."""
+
+    def __init__(
+        self,
+        model: SwinTransformer,
+        calibration: Calibration,
+        device: torch.device,
+        dtype: torch.dtype,
+    ) -> None:
+        super().__init__(device, dtype)
+        self.layers, self.ranges = quant_layers(model), calibration.layers
+
+    def linear(
+        self,
+        name: str,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        fold: torch.nn.LayerNorm | None = None,
+    ) -> Linear:
+        found = self.ranges[name]
+        affine = self.affine(weight, bias, fold)
+        if not found.scheme.quantized:
+            return affine
+        self.footprint.num_bytes -= affine.weight.numel() * affine.weight.element_size()
+        host = dataclasses.replace(affine, weight=affine.weight.cpu())
+        quantized = quantized_affine(self.layers[name], found)
+        return LayerForms(host, quantized, self.device, self.footprint)
+
+
+def quantized_affine(layer: QuantLayer, r: LayerRange) -> QuantizedAffine:
+    """A layer's 8-bit operands on the host."""
+    operands = quantize_linear(layer, r)
+    assert operands.weight_scale is not None  # the scheme quantises it
+    scale = operands.weight_scale
+    input_scale = None
+    if r.scheme.activation == "per_tensor":
+        scale = r.input_scale * scale
+        input_scale = torch.tensor([r.input_scale])
+    output_scale = pad = None
+    if r.scheme.output == "quantized":
+        output_scale = torch.tensor(r.output_scale)
+        if layer.attention is not None:
+            pad = stored_pad(layer, r)
+    return QuantizedAffine(
+        operands.weight.cpu().contiguous(),
+        scale.cpu(),
+        None if operands.bias is None else operands.bias.cpu(),
+        input_scale,
+        output_scale,
+        r.output_scale[0] if r.output_scale else 1.0,
+        pad,
+    )
+
+
+def stored_pad(layer: QuantLayer, r: LayerRange) -> torch.Tensor:
+    """qkv ``[3C]`` of a padded token, the layer's own bias, in the output's format."""
+    rows = layer.linear.weight.shape[0]
+    bias = torch.zeros(rows) if layer.bias is None else layer.bias.detach().float().cpu()
+    parts = [
+        quantize(part, inverse_of(scale), r.scheme.format)
+        for part, scale in zip(bias.chunk(3), r.output_scale, strict=True)
+    ]
+    return torch.cat(parts).to(FORMAT_DTYPES[r.scheme.format])

@@ -1,0 +1,144 @@
+"""Calibrated tiny models and layer-by-layer comparisons that tests of quantised engines share."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import torch
+from engine_cases import images_like, tiny
+
+from fastswin import quant
+from fastswin.engine import Engine
+from fastswin.engine.calls import Call
+from fastswin.models import SwinTransformer
+from fastswin.ops.quantize.reference import LARGEST
+
+#: 24 channels, one head a block's width of 24, 15 classes: no dimension is a multiple of 16.
+AWKWARD = {"embed_dim": 24, "num_heads": (1, 2), "num_classes": 15}
+
+PER_TOKEN = quant.Scheme(
+    "per_token",
+    qkv=quant.LayerScheme(activation="per_token", output="quantized"),
+    fc1=quant.LayerScheme(activation="per_token"),
+    reduction=quant.LayerScheme(activation="per_token"),
+)
+
+#: fc1 in another format than fc2, and attention's output likewise.
+MIXED = quant.Scheme(
+    "mixed",
+    qkv=quant.LayerScheme(output="quantized"),
+    proj=quant.WIDE,
+    fc1=quant.LayerScheme(),
+    fc2=quant.WIDE,
+)
+
+SCHEMES = {**quant.PRESETS, "per_token": PER_TOKEN, "mixed": MIXED}
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """A model, what it was seen to need, images, and its fp32 logits."""
+
+    model: SwinTransformer
+    seen: quant.calibrate.Observations
+    images: torch.Tensor
+    exact: torch.Tensor
+
+    def calibration(self, scheme: str | quant.Scheme) -> quant.Calibration:
+        return quant.calibration_of(self.model, self.seen, scheme)
+
+
+def make_case(version: int = 1, **settings) -> Case:
+    model = tiny(version, **{**AWKWARD, "depths": (2, 1), **settings})
+    images = images_like(model, 3)
+    with torch.no_grad():
+        exact = model(images)
+    return Case(model, quant.observe(model, images_like(model, 8).flip(0)), images, exact)
+
+
+def reference_engine(case_or_model, precision: str = "int8", **arguments) -> Engine:
+    """On PyTorch's reference operators, everything else in fp32."""
+    model = getattr(case_or_model, "model", case_or_model)
+    return Engine(model, precision, device="cpu", impl="reference", **arguments)
+
+
+def precision_for(scheme: quant.Scheme) -> str:
+    return scheme.name if scheme.name in quant.PRESETS else "int8"
+
+
+def relative_rms(actual: torch.Tensor, expected: torch.Tensor) -> float:
+    difference = (actual.double() - expected.double()).square().mean()
+    return (difference / expected.double().square().mean()).sqrt().item()
+
+
+def steps_apart(actual: torch.Tensor, expected: torch.Tensor) -> int:
+    """Largest distance of two 8-bit tensors in steps of their format."""
+    assert actual.dtype == expected.dtype
+    assert actual.shape == expected.shape
+    return int((_places(actual) - _places(expected)).abs().max())
+
+
+def _places(x: torch.Tensor) -> torch.Tensor:
+    """Position among the values of the format, in order."""
+    if x.dtype == torch.int8:
+        return x.int()
+    bits = x.view(torch.uint8).int()
+    return torch.where(bits < 128, bits, 128 - bits)
+
+
+def check_layers(engine: Engine, reference: quant.QuantizedSwin, images: torch.Tensor) -> set[str]:
+    """Every 8-bit call of an engine against the integer reference on the same inputs.
+
+    Weights must be the reference's integers; results may differ by one step of an 8-bit output, or
+    by two roundings of a wide one. Blocks that repeat a call are represented by one.
+
+    Returns:
+        Kinds of calls that were compared.
+    """
+    compared = set()
+    weights = {w.weight.data_ptr(): name for name, w in reference.linears.items()}
+    assert weights
+    for call in engine.calls(images):
+        name = call.function.__name__.strip("_")
+        if name == "quantized_linear":
+            _check_linear(call, reference)
+            compared.add(call.layer)
+        elif (
+            name in ("layer_norm", "gather_neighbours")
+            and call.kwargs.get("output_scale") is not None
+        ):
+            repeated = call.run()
+            expected = call.function(*call.args, **{**call.kwargs, "impl": "reference"})
+            assert steps_apart(repeated, expected) <= 1
+            compared.add(name)
+    return compared
+
+
+def _check_linear(call: Call, reference: quant.QuantizedSwin) -> None:
+    x, weight, scale, bias = call.args
+    same = [
+        linear
+        for linear in reference.linears.values()
+        if linear.weight.shape == weight.shape
+        and linear.weight.dtype == weight.dtype
+        and torch.equal(linear.weight.view(torch.int8), weight.cpu().view(torch.int8))
+    ]
+    assert len(same) == 1, f"stage {call.stage} {call.layer}: not the reference's integers"
+    row_scale, output_scale = call.kwargs["row_scale"], call.kwargs["output_scale"]
+    y = same[0].product(x.cpu().float()) * scale.cpu()
+    if row_scale is not None:
+        y *= row_scale.cpu()[..., None]
+    y = y if bias is None else y + bias.cpu()
+    if call.kwargs.get("activation") == "gelu":
+        y = torch.nn.functional.gelu(y)
+    own = {**call.kwargs, "residual": None, "out": None}  # the stream has changed since
+    actual = call.function(*call.args, **own).cpu()
+    if output_scale is None:
+        bound = 2 * torch.finfo(actual.dtype).eps * y.abs().max() + 1e-4
+        assert (actual.float() - y).abs().max() <= bound
+        return
+    steps = output_scale.cpu().repeat_interleave(y.shape[-1] // len(output_scale))
+    largest = LARGEST[actual.dtype]
+    scaled = (y / steps).clamp(-largest, largest)
+    expected = (scaled.round() if actual.dtype == torch.int8 else scaled).to(actual.dtype)
+    assert steps_apart(actual, expected) <= 1
