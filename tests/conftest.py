@@ -6,6 +6,7 @@ only what it checked.
 
 from __future__ import annotations
 
+import gc
 import os
 
 import pytest
@@ -29,6 +30,17 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gpu:
         config.hook.pytest_deselected(items=gpu)
         items[:] = [item for item in items if not item.get_closest_marker("gpu")]
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _settled_heap() -> None:
+    """Objects of libraries and earlier modules are exempt from garbage collection.
+
+    With torch.compile and the model libraries loaded, one ``gc.collect()`` takes over a second, and
+    benchmarks and the engine collect several times in a test.
+    """
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture

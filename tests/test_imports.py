@@ -200,3 +200,35 @@ def test_command_says_which_extra_it_needs():
     assert done.returncode == 2
     assert done.stderr.strip().endswith("pip install 'fastswin[cli]'")
     assert len(done.stderr.strip().splitlines()) == 1
+
+
+def test_operators_alone_load_no_model_code():
+    """A process that serves a saved program needs their registration only."""
+    done = run_without_optional("""
+import fastswin
+assert [m for m in sys.modules if m.startswith("fastswin")] == ["fastswin"]
+import fastswin.ops
+rooms = {m.split(".")[1] for m in sys.modules if m.startswith("fastswin.")}
+assert rooms == {"ops", "_triton"}, rooms
+""")
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_public_names_are_there_whatever_was_imported_first():
+    done = run_without_optional("""
+import fastswin.accelerate.api                     # a room with the name of a public function
+import fastswin
+assert set(fastswin.__all__) <= set(dir(fastswin))
+assert fastswin.accelerate is fastswin.accelerate.__globals__["accelerate"]
+from fastswin import *
+from fastswin.engine import Engine as engine
+assert Engine is engine and callable(accelerate) and callable(restore)
+assert models.__name__ == "fastswin.models" and ops.__name__ == "fastswin.ops"
+try:
+    fastswin.engines
+except AttributeError as error:
+    assert str(error) == "module 'fastswin' has no attribute 'engines'"
+else:
+    raise AssertionError("an unknown name was found")
+""")
+    assert done.returncode == 0, done.stderr[-2000:]

@@ -12,8 +12,8 @@ before its first access to an activation, be it a read or a write.** Why that is
 stream of kernels 0, 1, 2, ... of which some have the attribute:
 
 - Claim: when kernel n has passed its wait (or, without the attribute, has begun), all kernels
-  before n have completed. By induction: kernel n - 1 has completed at that moment, hence each of its
-  programs has passed its own wait, hence by the claim all kernels before n - 1 have completed.
+  before n have completed. By induction: kernel n - 1 has completed at that moment, hence each of
+  its programs has passed its own wait, hence by the claim all before n - 1 have completed.
 - Read after write: follows, and visibility with it, since completion of a grid flushes its writes
   and what a grid saw through its own wait is ordered before them.
 - Write after read, and memory that the caching allocator hands from one kernel to a later one of

@@ -10,7 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fastswin import ops
@@ -21,6 +20,7 @@ from fastswin.accelerate.parts import (
     drops,
     feed_forward,
     project,
+    project_qkv,
     why_not_gelu,
     why_not_norm,
     why_not_plain,
@@ -93,13 +93,14 @@ class BlockV1(_Block):
         attn = self.attention
         weight, bias = _joined(attn.q_proj, attn.k_proj, attn.v_proj)
         out = ops.window_attention(
-            F.linear(x, weight, bias),
+            project_qkv(x, weight, bias),
             num_heads=attn.num_attention_heads,
             window_size=pair(int(self.window_size)),
             shift_size=shift_size,
             scale=attn.scaling,
             bias_table=attn.relative_position_bias.relative_position_bias_table,
             qkv_bias=bias,
+            sum_qkv_grad=True,
             dropout_p=attn.attention_dropout if attn.training else 0.0,
             impl=self._fastswin.impl,
         )
@@ -165,13 +166,14 @@ class BlockV2(_Block):
         mlp = attn.continuous_position_bias_mlp
         table = mlp(attn.relative_coords_table).view(-1, attn.num_attention_heads)
         out = ops.window_attention(
-            F.linear(x, weight, bias),
+            project_qkv(x, weight, bias),
             num_heads=attn.num_attention_heads,
             window_size=pair(attn.window_size),
             shift_size=shift_size,
             logit_scale=attn.logit_scale,
             bias_table=16 * torch.sigmoid(table),
             qkv_bias=bias,
+            sum_qkv_grad=True,
             dropout_p=attn.dropout.p if drops(attn.dropout) else 0.0,
             impl=self._fastswin.impl,
         )

@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fastswin import ops
@@ -18,6 +17,7 @@ from fastswin.accelerate.parts import (
     drops,
     feed_forward,
     project,
+    project_qkv,
     why_not_gelu,
     why_not_norm,
     why_not_plain,
@@ -61,11 +61,12 @@ class OfficialBlock(FusedBlock):
         qkv_bias = qkv_bias_of(attn)
         dropout: Any = getattr(attn, "attn_drop", NO_DROPOUT)
         out = ops.window_attention(
-            F.linear(x, attn.qkv.weight, qkv_bias),
+            project_qkv(x, attn.qkv.weight, qkv_bias),
             num_heads=attn.num_heads,
             window_size=pair(attn.window_size),
             shift_size=shift_size,
             qkv_bias=qkv_bias,
+            sum_qkv_grad=True,
             dropout_p=dropout.p if drops(dropout) else 0.0,
             impl=self._fastswin.impl,
             **position_of(attn),

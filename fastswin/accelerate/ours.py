@@ -5,13 +5,12 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from fastswin import ops
 from fastswin.accelerate.block import Pair, check_stream
 from fastswin.accelerate.official_names import OfficialBlock
-from fastswin.accelerate.parts import Branch, project
+from fastswin.accelerate.parts import Branch, project, project_qkv
 from fastswin.accelerate.swap import Fused
 
 _BLOCK = "fastswin.models.swin.SwinTransformerBlock"
@@ -22,12 +21,13 @@ class _Block(OfficialBlock):
         attn = self.attn
         qkv_bias = attn.qkv_bias
         out = ops.window_attention(
-            F.linear(x, attn.qkv.weight, qkv_bias),
+            project_qkv(x, attn.qkv.weight, qkv_bias),
             num_heads=attn.num_heads,
             window_size=attn.window_size,
             shift_size=shift_size,
             scale=attn.scale,
             qkv_bias=qkv_bias,
+            sum_qkv_grad=True,
             dropout_p=attn.attn_drop_rate if attn.training else 0.0,
             impl=self._fastswin.impl,
             **attn.position_bias(),

@@ -98,6 +98,11 @@ def drop_path_scale(
     return drop_path(torch.ones(B, 1, 1, 1, dtype=dtype, device=branch.device)).flatten()
 
 
+def project_qkv(x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None) -> torch.Tensor:
+    """The qkv projection for an attention called with ``qkv_bias=bias, sum_qkv_grad=True``."""
+    return F.linear(x, weight, None if bias is None else bias.detach())
+
+
 def project(layer: nn.Module, dropout: nn.Module, x: torch.Tensor) -> Branch:
     """A linear layer that leaves its bias to the residual add, unless dropout stands between."""
     if drops(dropout):

@@ -16,6 +16,7 @@ from fastswin.accelerate.parts import (
     drops,
     feed_forward,
     project,
+    project_qkv,
     why_not_gelu,
     why_not_norm,
     why_not_plain,
@@ -61,11 +62,12 @@ class _Block(FusedBlock):
             q, k, v = qkv_bias.chunk(3)
             qkv_bias = torch.cat((q, torch.zeros_like(k), v))
         out = ops.window_attention(
-            F.linear(x, attn.qkv.weight, qkv_bias),
+            project_qkv(x, attn.qkv.weight, qkv_bias),
             num_heads=attn.num_heads,
             window_size=pair(attn.window_size),
             shift_size=shift_size,
             qkv_bias=qkv_bias,
+            sum_qkv_grad=True,
             dropout_p=attn.attention_dropout if attn.training else 0.0,
             impl=self._fastswin.impl,
             **(_cosine_position(attn) if cosine else {"bias_table": _table(attn)}),

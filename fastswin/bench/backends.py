@@ -25,6 +25,9 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "fastswin": ("fastswin", "fastswin-openvino", "fastswin-onnxruntime"),
 }  # fmt: skip
 
+#: Name of the record, whose table is :func:`make_backend_table`.
+BACKEND_SUITE = "backends"
+
 #: What a variant runs, for the table.
 TITLES = {
     "eager": "PyTorch",

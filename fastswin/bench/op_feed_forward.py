@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
+import functools
 import json
 import multiprocessing
 import sys
@@ -212,6 +213,14 @@ def partner(config: Config | None, direction: str, problem: FeedForwardProblem) 
     return FeedForwardConfig(*halves)
 
 
+def _one_direction(
+    direction: str, o: Operands, pre: torch.Tensor | None, config: FeedForwardConfig
+) -> Call:
+    if direction == "forward":
+        return lambda: forward(o, config)
+    return lambda: backward(o, None if config.fused else pre, config)
+
+
 def time_direction(
     problem: FeedForwardProblem,
     direction: str,
@@ -232,11 +241,7 @@ def time_direction(
                 log.say(f"  {direction:8} RED {wrong}: {config}")
                 log.record(case=problem.case, direction=direction, config=config, red=wrong)
                 continue
-            call: Call = (
-                (lambda w=whole: forward(o, w))
-                if direction == "forward"
-                else (lambda w=whole: backward(o, None if w.fused else pre, w))
-            )
+            call = _one_direction(direction, o, pre, whole)
             latency_ms = median_ms(call, device)
         except Exception as error:
             log.say(f"  {direction:8} {describe(error).message}: {config}")
@@ -286,10 +291,9 @@ def measure_problem(
             halves = (best["forward"][form][1], best["backward"][form][1])
             chosen[form.__name__.removesuffix("Config").lower()] = FeedForwardConfig(*halves)
     for name, config in chosen.items():
-        time_both(
-            name, lambda c=config: both(o, c), lambda c=config: forward(o, c), device,
-            problem.case, log,
-        )  # fmt: skip
+        step = functools.partial(both, o, config)
+        start = functools.partial(forward, o, config)
+        time_both(name, step, start, device, problem.case, log)
         log.say(f"           {config}")
     leaves = [t.to(dtype).requires_grad_() for t in (o.x, o.fc1, o.bias, o.fc2)]
 

@@ -109,15 +109,21 @@ _FORWARD_TILES = (
 
 #: (rows, hidden units, warps, stages, copy engine stores, registers at most) of its backward.
 _BACKWARD_TILES = (
-    (128, 64, 8, 2, True, 128), (128, 64, 8, 2, False, 128), (128, 64, 8, 2, True, 0),
-    (128, 32, 8, 3, True, 128), (64, 64, 4, 2, True, 0), (64, 64, 4, 2, False, 0),
-    (64, 32, 4, 3, True, 0), (128, 128, 8, 1, True, 0),
+    (128, 32, 8, 2, True, 128), (128, 32, 8, 2, False, 128), (128, 32, 8, 3, True, 128),
+    (128, 64, 8, 2, True, 128), (128, 64, 8, 2, True, 0), (64, 64, 4, 2, True, 0),
+    (64, 64, 4, 1, True, 0), (64, 32, 4, 2, True, 0), (64, 32, 4, 3, True, 0),
 )  # fmt: skip
 
-#: (rows, columns, depth, warps, stages, programs per multiprocessor, copy engine stores).
+#: Channels from which dx alone takes 96 registers a thread: a limit only spills.
+_NO_LIMIT_FROM = 192
+
+#: (rows, columns, depth, warps, stages, programs per multiprocessor, copy engine for hidden tiles,
+#: registers at most).
 _EPILOGUE_TILES = (
-    (128, 128, 64, 8, 3, 0, False), (128, 128, 64, 8, 3, 2, False), (128, 128, 64, 4, 3, 2, False),
-    (128, 64, 64, 4, 4, 0, False), (128, 128, 64, 8, 3, 1, True), (128, 256, 64, 8, 3, 1, True),
+    (128, 64, 64, 8, 3, 0, True, 0), (128, 64, 64, 8, 3, 0, False, 0),
+    (128, 64, 64, 4, 3, 0, True, 0), (64, 128, 64, 4, 3, 0, True, 0),
+    (64, 64, 64, 4, 4, 0, True, 0), (128, 64, 64, 8, 3, 3, True, 0),
+    (256, 64, 64, 8, 3, 0, True, 0), (128, 128, 64, 8, 3, 0, True, 128),
 )  # fmt: skip
 
 
@@ -144,7 +150,8 @@ def backward_candidates(problem: FeedForwardProblem) -> list[FusedConfig | Epilo
         found.append(default)
     if fused_blocker(C, hidden, C) is None:
         for rows, units, warps, stages, store, registers in _BACKWARD_TILES:
-            found.append(FusedConfig(rows, units, warps, stages, True, store, registers))
+            limit = 0 if C >= _NO_LIMIT_FROM else registers
+            found.append(FusedConfig(rows, units, warps, stages, True, store, limit))
     if epilogue_blocker(C, hidden, C) is None:
         found += [EpilogueConfig(*tile) for tile in _EPILOGUE_TILES]
     return list(dict.fromkeys(found))

@@ -42,7 +42,7 @@ from fastswin.ops.library_linear.library import (
 )
 from fastswin.ops.library_linear.problem import FP8
 
-#: Replays per timing; the fastest but one counts as the median of three does.
+#: Replays per timing; the median counts.
 REPLAYS = 3
 
 #: Calls captured per graph: about this much time, within bounds.
@@ -117,7 +117,7 @@ def examine(inputs: Inputs, variant: Variant) -> Result:
     call = _Call(inputs, variant, step)
     try:
         plan = call.plan()
-    except (LibraryLinearError, RuntimeError) as error:
+    except LibraryLinearError as error:
         result.error = describe_failure(error).message
         plan = None
     for index in range(len(plan.algorithms) if plan is not None else 0):
@@ -126,7 +126,8 @@ def examine(inputs: Inputs, variant: Variant) -> Result:
         try:
             call.check(expected, index)
             result.latency_us.append(_time_us(lambda i=index: call(i), inputs.layer))  # type: ignore[misc]
-        except (LibraryLinearError, ArithmeticError) as error:
+        except (RuntimeError, ArithmeticError) as error:
+            torch.cuda.synchronize()  # raises where the device itself has failed: the end
             result.latency_us.append(None)
             result.notes[index] = describe_failure(error).message
     for name, contender in inputs.contenders(variant).items():
@@ -251,8 +252,48 @@ def run(
                 results.append(examine(inputs, variant))
                 say(results[-1].line())
                 _write(log, results[-1].record())
+    for text in summary(results):
+        say(text)
     say(f"{len(results)} variants in {time.monotonic() - start:.1f} s")
     return results
+
+
+#: Variants that make up a block, per way of computing it.
+BLOCKS: dict[str, tuple[tuple[str, str], ...]] = {
+    "fp16 library": (
+        ("qkv", "fp16 bias"), ("proj", "fp16 bias+res"), ("fc1", "fp16 bias"),
+        ("fc2", "fp16 bias+res"),
+    ),
+    "fp8 library": (
+        ("qkv", "fp8 bias >fp8"), ("proj", "fp8 bias+res"), ("fc1", "fp8 bias+gelu >fp8"),
+        ("fc2", "fp8 bias+res"),
+    ),
+    "fp8, proj fp16": (
+        ("qkv", "fp8 bias >fp8"), ("proj", "fp16 bias+res"), ("fc1", "fp8 bias+gelu >fp8"),
+        ("fc2", "fp8 bias+res"),
+    ),
+}  # fmt: skip
+
+
+def summary(results: Sequence[Result]) -> list[str]:
+    """The four GEMMs of a block added up, one line per stage; GELU of the fp16 rows left out."""
+    found = {(r.layer.case, r.layer.kind, r.variant.name): r for r in results}
+    lines = []
+    for case in dict.fromkeys(r.layer.case for r in results if r.layer != PROBE):
+        fp16 = [found.get((case, *part)) for part in BLOCKS["fp16 library"]]
+        torch_us = [r.contender_us if r is not None else None for r in fp16]
+        columns = [_sum("fp16 torch", torch_us)]
+        for name, parts in BLOCKS.items():
+            rows = [found.get((case, *part)) for part in parts]
+            best = [r.best if r is not None else None for r in rows]
+            columns.append(_sum(name, [b[1] if b is not None else None for b in best]))
+        lines.append(f"{case:8s} block: " + "  ".join(columns))
+    return lines
+
+
+def _sum(name: str, parts_us: Sequence[float | None]) -> str:
+    known = [us for us in parts_us if us is not None]
+    return f"{name} {sum(known):7.1f} us" if len(known) == len(parts_us) else f"{name}       -"
 
 
 def _write(log: TextIO, record: dict[str, Any]) -> None:

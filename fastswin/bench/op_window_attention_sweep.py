@@ -91,7 +91,7 @@ def _call(
     row_stats = empty(windows, problem.heads, N, 2).abs() + 8.0
     table = empty(4, problem.heads, NP, NP)
     head_scale = empty(problem.heads).abs() if problem.cosine else None
-    needs = Needs(True, True, True, bias=True, logit_scale=problem.cosine, pad=False)
+    needs = Needs(True, True, True, True, logit_scale=problem.cosine, pad=False, qkv_sum=True)
     return lambda: window_attention_bwd(
         grad, qkv, out, row_stats, table, head_scale, None, 32**-0.5, problem.heads,
         (problem.window,) * 2, (problem.shift,) * 2, False, needs, config=config,

@@ -198,7 +198,8 @@ def _caption(document: Document, records: Sequence[Record]) -> str:
     )
     return (
         f"{document['gpu']}; {' / '.join(versions) or 'torch ' + document['torch']}; commit "
-        f"{', '.join(commits) or short_commit(document['commit'])}; {document['created']}; {ceilings}. "
+        f"{', '.join(commits) or short_commit(document['commit'])}; {document['created']}; "
+        f"{ceilings}. "
         f"Median latency in ms; speed-up of fastswin over {BASELINE}."
     )
 

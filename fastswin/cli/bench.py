@@ -9,7 +9,12 @@ from typing import Annotated
 import typer
 
 from fastswin.bench import op_softmax, op_window_attention, startup
-from fastswin.bench.backends import BACKENDS, backend_variants, make_backend_table
+from fastswin.bench.backends import (
+    BACKEND_SUITE,
+    BACKENDS,
+    backend_variants,
+    make_backend_table,
+)
 from fastswin.bench.compile_cache import warm_compile_cache
 from fastswin.bench.contenders import COMPILED, VARIANTS
 from fastswin.bench.problems import SUITES
@@ -80,6 +85,7 @@ def model(
         if variants is not None:
             raise ValueError("--backends stands for variants; leave out --variant")
         variants = backend_variants(list(BACKENDS) if runtimes == ["all"] else runtimes)
+        suite = BACKEND_SUITE
     with Progress("bench") as progress:
         cold_build_s = {}
         if compile_workers:

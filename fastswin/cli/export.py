@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
 from fastswin.cli.exit_codes import CheckFailedError
+from fastswin.cli.export_options import (
+    Check,
+    Features,
+    Fold,
+    ImageSize,
+    RandomWeights,
+    Ranges,
+    Scheme,
+    choose_source,
+    read_calibration,
+)
 from fastswin.cli.options import Checkpoint, Json, Model, parse_image_size
 from fastswin.cli.output import note, print_json, print_table
-from fastswin.data.shipped import DEFAULT_MODEL
 
 app = typer.Typer(
     help="Write a model for another runtime.", rich_markup_mode=None, no_args_is_help=True
@@ -33,44 +43,36 @@ def onnx(
     batch: Annotated[
         str, typer.Option(help="dynamic, or the one batch size it takes.")
     ] = "dynamic",
-    image_size: Annotated[
-        str | None, typer.Option(help="Pixels, as 224 or 224x288; default: the model's own.")
-    ] = None,
+    image_size: ImageSize = None,
     dynamic_size: Annotated[
         bool, typer.Option("--dynamic-size", help="Take images of any size.")
     ] = False,
-    opset: Annotated[int, typer.Option(help="ONNX operator set.")] = 20,
+    opset: Annotated[str, typer.Option(help="ONNX operator set: a number, or newest.")] = "20",
     attention: Annotated[str, typer.Option(help="plain, standard or fastswin.")] = "plain",
-    features: Annotated[
-        bool, typer.Option("--features", help="Return the stages' maps, not the logits.")
-    ] = False,
-    fold: Annotated[
-        bool, typer.Option("--fold/--no-fold", help="Fold shape constants in the file.")
-    ] = True,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Compare with the model; needs onnxruntime.")
-    ] = True,
+    calibration: Ranges = None,
+    scheme: Scheme = "int8",
+    features: Features = False,
+    fold: Fold = True,
+    check: Check = True,
     bound: Annotated[
         float | None, typer.Option(min=0.0, help="Largest legal absolute difference.")
     ] = None,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Do not fetch a published model's weights.")
-    ] = False,
+    random_weights: RandomWeights = False,
     json: Json = False,
 ) -> None:
     """Write ONNX and compare it with the model in ONNX Runtime; a wrong graph leaves no file."""
     from fastswin.export.onnx import ParityError, export_onnx
 
-    if model is not None and checkpoint is not None:
-        raise ValueError("give --model or --checkpoint, not both")
-    source: str | Path = checkpoint or model or DEFAULT_MODEL
-    path = output or Path(f"{Path(source).stem if checkpoint else source}.onnx")
+    source, name = choose_source(model, checkpoint)
+    arguments: dict[str, Any] = {  # which words are legal, the export says
+        "precision": precision, "batch": _number_or_word(batch), "opset": _number_or_word(opset),
+        "attention": attention, "image_size": parse_image_size(image_size),
+        "calibration": read_calibration(calibration, scheme, source),
+    }  # fmt: skip
     try:
         report = export_onnx(
-            source, path, precision=precision, batch=_batch(batch),  # type: ignore[arg-type]
-            image_size=parse_image_size(image_size), dynamic_size=dynamic_size, opset=opset,
-            attention=attention, features=features, fold=fold, check=check,  # type: ignore[arg-type]
-            pretrained=not random_weights, bound=bound,
+            source, output or Path(f"{name}.onnx"), dynamic_size=dynamic_size, features=features,
+            fold=fold, check=check, pretrained=not random_weights, bound=bound, **arguments,
         )  # fmt: skip
     except ParityError as error:
         raise CheckFailedError(str(error)) from error
@@ -106,5 +108,5 @@ def onnx(
     )
 
 
-def _batch(text: str) -> int | str:
-    return int(text) if text.isdigit() else text
+def _number_or_word(text: str) -> int | str:
+    return int(text) if text.removeprefix("-").isdigit() else text

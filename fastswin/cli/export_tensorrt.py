@@ -8,15 +8,23 @@ from typing import Annotated, Any
 import typer
 
 from fastswin.cli.exit_codes import CheckFailedError
+from fastswin.cli.export_options import (
+    Check,
+    Features,
+    Fold,
+    ImageSize,
+    RandomWeights,
+    Ranges,
+    Scheme,
+    choose_source,
+    read_calibration,
+)
 from fastswin.cli.options import Checkpoint, Json, Model, parse_image_size, split_numbers
 from fastswin.cli.output import note, print_json, print_table
-from fastswin.data.shipped import DEFAULT_MODEL
 from fastswin.export.report import ParityError
-from fastswin.export.source import open_model
 from fastswin.export.tensorrt import RTX_CAPABILITIES, BatchRange, build_engine
 from fastswin.export.tensorrt_export import export_tensorrt
 from fastswin.export.tensorrt_report import TensorRtReport
-from fastswin.quant import Calibration, load_ranges
 
 
 def tensorrt(
@@ -45,29 +53,16 @@ def tensorrt(
         str | None,
         typer.Option(help=f"Smallest, usual and largest batch; default: {BatchRange()}."),
     ] = None,
-    calibration: Annotated[
-        Path | None,
-        typer.Option(help="Ranges from 'fastswin calibrate': those layers in 8 bits."),
-    ] = None,
-    scheme: Annotated[str, typer.Option(help="Which scheme of --calibration.")] = "int8",
+    calibration: Ranges = None,
+    scheme: Scheme = "int8",
     plugins: Annotated[
         bool, typer.Option("--plugins", help="Attention in our kernels; for tensorrt.")
     ] = False,
-    image_size: Annotated[
-        str | None, typer.Option(help="Pixels, as 224 or 224x288; default: the model's own.")
-    ] = None,
-    features: Annotated[
-        bool, typer.Option("--features", help="Return the stages' maps, not the logits.")
-    ] = False,
-    fold: Annotated[
-        bool, typer.Option("--fold/--no-fold", help="Fold shape constants in the ONNX graph.")
-    ] = True,
-    check: Annotated[
-        bool, typer.Option("--check/--no-check", help="Compare the ONNX graph with the model.")
-    ] = True,
-    random_weights: Annotated[
-        bool, typer.Option("--random-weights", help="Do not fetch a published model's weights.")
-    ] = False,
+    image_size: ImageSize = None,
+    features: Features = False,
+    fold: Fold = True,
+    check: Check = True,
+    random_weights: RandomWeights = False,
     timing_cache: Annotated[
         Path | None, typer.Option(help="File with measured tactics; for tensorrt.")
     ] = None,
@@ -84,10 +79,7 @@ def tensorrt(
     json: Json = False,
 ) -> None:
     """Write ONNX, compare it with the model, and build a TensorRT engine from it."""
-    if sum(given is not None for given in (model, checkpoint, onnx)) > 1:
-        raise ValueError("give one of --model, --checkpoint and --onnx")
-    source: str | Path = onnx or checkpoint or model or DEFAULT_MODEL
-    name = source if isinstance(source, str) else source.stem
+    source, name = choose_source(model, checkpoint, onnx)
     path = output or Path(f"{name}.engine")
     builder: dict[str, Any] = {
         "runtime": runtime, "batches": parse_batches(batches), "timing_cache": timing_cache,
@@ -118,21 +110,6 @@ def tensorrt(
             checked = f"max abs diff {exported.parity.max_abs_diff:.2e} from the fp32 model"
         note(f"ONNX: {exported.node_count} nodes, {exported.precision}, {checked}")
     print_engines([(path.name, engine)])
-
-
-def read_calibration(path: Path | None, scheme: str, source: str | Path) -> Calibration | None:
-    """One scheme's ranges of a model from a file; None without a file.
-
-    Raises:
-        ValueError: the file holds no such scheme.
-    """
-    if path is None:
-        return None
-    model, _, _ = open_model(source)
-    found = load_ranges(path, model)
-    if scheme not in found:
-        raise ValueError(f"--scheme must be one of {sorted(found)} in {path.name}, got {scheme!r}")
-    return found[scheme]
 
 
 def parse_batches(text: str | None) -> BatchRange | None:

@@ -88,6 +88,8 @@ _LAYERS = {
     "layer_norm": "norm",
     "mlp": "mlp",
     "gather_neighbours": "merge",
+    "merge_neighbours": "merge",
+    "norm_pool_head": "head",
     "patch_embed": "embed",
     "norm_pool": "pool",
     "iadd": "add",
@@ -222,6 +224,11 @@ def _shape_of(function: Callable[..., torch.Tensor], args: tuple) -> tuple[int, 
     if function is operators.gather_neighbours:
         B, H, W, C = x.shape
         return B, cdiv(H, 2), cdiv(W, 2), 4 * C
+    if function is operators.merge_neighbours:
+        B, H, W, _ = x.shape
+        return B, cdiv(H, 2), cdiv(W, 2), args[1].shape[0]
+    if function is operators.norm_pool_head:
+        return x.shape[0], args[3].shape[0]
     if function is operators.norm_pool:
         return x.shape[0], x.shape[3]
     if function is operators.patch_embed:

@@ -81,6 +81,9 @@ class Engine:
             here, batch by batch; "scheme" quantises all that the scheme does.
         wide_dtype: for a quantised precision, the dtype of all that is not quantised: torch.float16
             (default on a GPU), torch.bfloat16, or on a CPU torch.float32 (default there).
+        pdl: whether kernels use programmatic dependent launch and stages of few rows the forms
+            built for it (compute capability 9.0, V1 and V2 in half precision); None decides by
+            batch.
 
     Raises:
         QuantizationError: a quantised precision without ranges of these weights for every layer;
@@ -107,6 +110,7 @@ class Engine:
         calibration: Calibration | None = None,
         mix: Mix = "auto",
         wide_dtype: torch.dtype | None = None,
+        pdl: bool | None = None,
     ) -> None:
         if not graph_batch_sizes or min(graph_batch_sizes) < 1:
             raise ValueError(f"graph_batch_sizes must be positive, got {graph_batch_sizes}")
@@ -114,7 +118,7 @@ class Engine:
             raise ValueError(f"max_graphs must be at least 1, got {max_graphs}")
         self.device = _resolve_device(device)
         self._precision = find_precision(precision, self.device, wide_dtype)
-        self._impl = impl
+        self._impl, self._pdl = impl, pdl
         if mix not in MIXES:
             raise ValueError(f"mix must be one of {MIXES}, got {mix!r}")
         if calibration is not None and not self._precision.quantized:
@@ -369,7 +373,7 @@ class Engine:
                 )
             plan = make_plan(
                 self.config, batch, size, self.device, self._forward.precision, self._impl,
-                self._table,
+                self._table, False if self._ranges is not None else self._pdl,
             )  # fmt: skip
             if self._ranges is not None:
                 plan = quantize_plan(plan, self.config, self._ranges, self._mix)

@@ -126,9 +126,14 @@ class Forward:
     def classify(self, x: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
         """The last stage's stream to logits: final norm, mean over tokens, head."""
         norm, head = self.weights.norm, self.weights.head
+        if head is not None and bound.plan.head == "fused":
+            return self.ops.norm_pool_head(
+                x, norm.weight, norm.bias, head.weight, head.bias, eps=self.eps,
+                offset=bound.stage_end[-1], impl="triton", pdl=bound.plan.pdl,
+            )  # fmt: skip
         pooled = self.ops.norm_pool(
             x, norm.weight, norm.bias, eps=self.eps, offset=bound.stage_end[-1],
-            impl=_impl(bound.plan.pool),
+            impl=_impl(bound.plan.pool), pdl=bound.plan.pdl,
         )  # fmt: skip
         if head is None:
             return pooled
@@ -170,6 +175,7 @@ class Forward:
             images, w.patch_weight, w.patch_bias,
             None if norm is None else norm.weight, None if norm is None else norm.bias,
             eps=self.resample_eps, dtype=self.precision.dtype, impl=_impl(plan.embed),
+            pdl=plan.pdl,
         )  # fmt: skip
         position = self.position_embedding((x.shape[1], x.shape[2]))
         return x if position is None else x + position
@@ -202,13 +208,15 @@ class Forward:
         if stage.qkv == "fused":
             return self.ops.linear(
                 x, block.qkv.weight, block.qkv.bias, layer_norm_eps=self.eps, offset=offset,
-                impl="triton", config=tiles,
+                impl="triton", config=tiles, pdl=stage.pdl,
             )  # fmt: skip
         h = x
         if block.norm1 is None:
-            h = self.ops.layer_norm(x, eps=self.eps, offset=offset, impl=impl)
+            h = self.ops.layer_norm(x, eps=self.eps, offset=offset, impl=impl, pdl=stage.pdl)
         if stage.qkv == "tiled":
-            return self.ops.linear(h, block.qkv.weight, block.qkv.bias, impl="triton", config=tiles)
+            return self.ops.linear(
+                h, block.qkv.weight, block.qkv.bias, impl="triton", config=tiles, pdl=stage.pdl
+            )
         return F.linear(h, block.qkv.weight, block.qkv.library_bias)
 
     def project_back(
@@ -217,7 +225,12 @@ class Forward:
         """Attention's output ``[B, H, W, C]`` through proj onto the stream, in place."""
         if block.norm1 is not None:
             branch = F.linear(attended, block.proj.weight, block.proj.library_bias)
-            self._add_normed(x, branch, block.norm1, _impl(stage.qkv))
+            self._add_normed(x, branch, block.norm1, _impl(stage.qkv), stage.pdl)
+        elif stage.proj == "fused":
+            self.ops.linear(
+                attended, block.proj.weight, block.proj.bias, residual=x, out=x, impl="triton",
+                config=stage.launch.get("proj"), pdl=stage.pdl,
+            )  # fmt: skip
         else:
             self._accumulate(x, attended, block.proj, deferred=_in_place(stage.proj))
 
@@ -229,6 +242,7 @@ class Forward:
             return self.ops.packed_window_attention(
                 qkv, table, block.head_scale, block.pad_qkv, block.scale, stage.num_heads,
                 stage.window_size, shift, self.precision.tf32, stage.launch.get("attention"),
+                pdl=stage.pdl,
             )  # fmt: skip
         return self.ops.window_attention_ref(
             qkv, block.bias, stage.num_heads, stage.window_size, shift, block.scale,
@@ -248,17 +262,17 @@ class Forward:
                 norm_weight=None if norm is None else norm.weight,
                 norm_bias=None if norm is None else norm.bias,
                 offset=offsets.norm2, eps=self.eps, out=x, impl="triton",
-                config=stage.launch.get("mlp"),
+                config=stage.launch.get("mlp"), pdl=stage.pdl,
             )  # fmt: skip
             return
         h = self.hidden(x, block, stage, offsets.norm2)
         if stage.mlp == "split":
             self.ops.linear(
                 h, fc2.weight, fc2.bias, residual=x, out=x, impl="triton",
-                config=stage.launch.get("fc2"),
+                config=stage.launch.get("fc2"), pdl=stage.pdl,
             )  # fmt: skip
             return
-        self.shrink(x, h, block, stage.mlp)
+        self.shrink(x, h, block, stage.mlp, pdl=stage.pdl)
 
     def hidden(
         self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offset: Offset
@@ -269,23 +283,34 @@ class Forward:
         if stage.mlp == "split":
             return self.ops.linear(
                 x, fc1.weight, fc1.bias, activation="gelu", layer_norm_eps=self.eps,
-                offset=offset, impl="triton", config=tiles,
+                offset=offset, impl="triton", config=tiles, pdl=stage.pdl,
             )  # fmt: skip
         h = x
         if block.norm2 is None:
-            h = self.ops.layer_norm(x, eps=self.eps, offset=offset, impl=_impl(stage.mlp))
+            h = self.ops.layer_norm(
+                x, eps=self.eps, offset=offset, impl=_impl(stage.mlp), pdl=stage.pdl
+            )
         if self.precision.half and stage.mlp in ("library", "fused"):
             return self.ops.linear(
-                h, fc1.weight, fc1.bias, activation="gelu", impl="triton", config=tiles
-            )
+                h, fc1.weight, fc1.bias, activation="gelu", impl="triton", config=tiles,
+                pdl=stage.pdl,
+            )  # fmt: skip
         return F.gelu(F.linear(h, fc1.weight, fc1.library_bias))
 
-    def shrink(self, x: torch.Tensor, h: torch.Tensor, block: PreparedBlock, word: str) -> None:
+    def shrink(
+        self,
+        x: torch.Tensor,
+        h: torch.Tensor,
+        block: PreparedBlock,
+        word: str,
+        *,
+        pdl: bool = False,
+    ) -> None:
         """``fc2(h)`` onto the stream by the library, in place; ``word`` is the plan's for mlp."""
         fc2 = block.fc2
         if block.norm2 is not None:
             branch = F.linear(h, fc2.weight, fc2.library_bias)
-            self._add_normed(x, branch, block.norm2, _impl(word))
+            self._add_normed(x, branch, block.norm2, _impl(word), pdl)
         else:
             self._accumulate(x, h, fc2, deferred=_in_place(word))
 
@@ -294,11 +319,20 @@ class Forward:
         merging = self.weights.mergings[index]
         impl = _impl(stage.merge or "reference")
         eps = self.resample_eps if merging.norm is None else None
-        rows = self.ops.gather_neighbours(x, layer_norm_eps=eps, offset=offset, impl=impl)
+        if stage.merge == "fused":
+            return self.ops.merge_neighbours(
+                x, merging.reduction.weight, merging.reduction.bias, layer_norm_eps=eps,
+                offset=offset, impl="triton", pdl=stage.pdl, config=stage.launch.get("merge"),
+            )  # fmt: skip
+        rows = self.ops.gather_neighbours(
+            x, layer_norm_eps=eps, offset=offset, impl=impl, pdl=stage.pdl
+        )
         y = F.linear(rows, merging.reduction.weight, merging.reduction.library_bias)
         if merging.norm is not None:
             norm = merging.norm
-            self.ops.layer_norm(y, norm.weight, norm.bias, eps=self.resample_eps, out=y, impl=impl)
+            self.ops.layer_norm(
+                y, norm.weight, norm.bias, eps=self.resample_eps, out=y, impl=impl, pdl=stage.pdl
+            )
         return y
 
     def _accumulate(
@@ -311,11 +345,14 @@ class Forward:
         else:
             x += F.linear(h, affine.weight, affine.library_bias)
 
-    def _add_normed(self, x: torch.Tensor, branch: torch.Tensor, norm: Norm, impl: Impl) -> None:
+    def _add_normed(
+        self, x: torch.Tensor, branch: torch.Tensor, norm: Norm, impl: Impl, pdl: bool = False
+    ) -> None:
         """``x += layer_norm(branch)`` in place."""
         self.ops.layer_norm(
-            branch, norm.weight, norm.bias, eps=self.eps, residual=x, out=x, impl=impl
-        )
+            branch, norm.weight, norm.bias, eps=self.eps, residual=x, out=x, impl=impl,
+            pdl=pdl,
+        )  # fmt: skip
 
 
 def _impl(implementation: str) -> Impl:

@@ -6,13 +6,20 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
            "library"  our LayerNorm, then the library's GEMM
            "tiled"    our LayerNorm, then our GEMM: where a tuning table says so
     attn   "triton"   shift, partition, bias, mask, softmax in one kernel
-    proj   "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
+    proj   "fused"    our GEMM with bias and residual: few rows
+           "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
                       carried as an offset that the next reader adds (forward.py)
     mlp    "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M
-           "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: C <= 192, small M
+           "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
            "unfused"  the same with fc1 by the library and GELU apart: where a table says so
-    merge  "triton"   2x2 gather (+ LayerNorm) kernel, then the library's GEMM
+    merge  "fused"    2x2 gather, LayerNorm and GEMM in one kernel: few rows
+           "triton"   2x2 gather (+ LayerNorm) kernel, then the library's GEMM
+    head   "fused"    final norm, pool and head in one kernel: few images
+
+Small batches are bound by launches: their kernels use programmatic dependent launch
+(_triton/pdl.py; ``pdl`` in the plan), and a stage of few rows is built of our kernels alone, so
+that every launch overlaps with the one before.
 
 Without Triton every layer takes "reference": plain PyTorch. The thresholds are measurements on an
 H100 (docs/performance.md); a tuning table of the card, where there is one, decides instead of them
@@ -26,8 +33,11 @@ import dataclasses
 import torch
 
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin._triton.device import device_capability, multiprocessor_count
+from fastswin._triton.tiles import cdiv
 from fastswin.engine.precision import Precision
 from fastswin.engine.quantized.formats import StageFormats
+from fastswin.engine.small_batch import PDL_CAPABILITY, small_stage
 from fastswin.engine.tuned import (
     attention_kernel,
     stage_kernels,
@@ -43,6 +53,7 @@ from fastswin.ops.mlp.config import mlp_blocker
 from fastswin.ops.patch_embed.api import patch_embed_blocker
 from fastswin.ops.patch_merging.api import MAX_CHANNELS as MERGE_MAX_CHANNELS
 from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
+from fastswin.ops.pool.api import MAX_HEAD_CHANNELS
 from fastswin.tuning.problem import LaunchConfig
 from fastswin.tuning.table import TuningTable
 
@@ -50,6 +61,13 @@ Pair = tuple[int, int]
 
 #: Most tokens for which LayerNorm inside the qkv GEMM beats LayerNorm + library, by channels.
 FUSED_QKV_TOKENS = {128: 1 << 62, 192: 6500, 384: 200}
+
+#: Most values (rows x channels) of a stage that is built of one-shot GEMMs, and of the first stage
+#: of a model that is launched ahead: Swin-B at batch 1 and 8.
+SMALL_STAGE_VALUES, PDL_VALUES = 420_000, 3_300_000
+
+#: Most images whose pooling every program of the head repeats.
+FUSED_HEAD_BATCH = 2
 
 #: Widest stage that the fused (or, below MLP_MIN_TOKENS, split) MLP serves.
 FUSED_MLP_CHANNELS = 192
@@ -81,6 +99,7 @@ class StagePlan:
     reasons: dict[str, str]
     launch: dict[str, LaunchConfig] = dataclasses.field(default_factory=dict)
     formats: StageFormats | None = None
+    pdl: bool = False
 
     def endings(self, block: int) -> tuple[str, str]:
         """The words for proj and mlp of one block: "quantized" where its last product is."""
@@ -98,6 +117,8 @@ class ModelPlan:
     embed: str
     stages: tuple[StagePlan, ...]
     pool: str
+    head: str = "library"
+    pdl: bool = False
 
 
 def make_plan(
@@ -108,12 +129,15 @@ def make_plan(
     precision: Precision,
     impl: Impl = "auto",
     table: TuningTable | None = None,
+    pdl: bool | None = None,
 ) -> ModelPlan:
     """Choose implementations.
 
     Args:
         impl: "reference" takes plain PyTorch everywhere; "triton" raises where no kernel can run.
         table: measured choices of this card; None takes the heuristics.
+        pdl: programmatic dependent launch and the small-batch forms; None decides by batch, and
+            False leaves both out.
 
     Raises:
         ValueError: a stage's map is smaller than its window (the message names the stage).
@@ -122,8 +146,14 @@ def make_plan(
     blocked = why_not_triton(device, precision.dtype)
     if choose_impl(impl, "Engine", [blocked]) == "reference":
         blocked = blocked or f"impl={impl!r}"
+    H, W = config.map_size(0, image_size)
+    values = max(batch, 1) * H * W * config.dim(0)
+    if pdl is None:
+        on_hopper = device.type == "cuda" and device_capability(device) >= PDL_CAPABILITY
+        pdl = on_hopper and values <= PDL_VALUES
+    pdl = pdl and precision.half and not blocked
     stages = tuple(
-        _plan_stage(config, stage, batch, image_size, precision, blocked, table)
+        _plan_stage(config, stage, batch, image_size, precision, blocked, table, pdl, device)
         for stage in range(config.num_stages)
     )
     elements = config.in_channels * config.patch_size**2
@@ -135,7 +165,13 @@ def make_plan(
         "reference" if no_embed else "triton",
         stages,
         "reference" if no_pool else "triton",
+        "fused" if pdl and not no_pool and _small_head(config, batch) else "library",
+        pdl,
     )
+
+
+def _small_head(config: SwinConfig, batch: int) -> bool:
+    return batch <= FUSED_HEAD_BATCH and config.num_features <= MAX_HEAD_CHANNELS
 
 
 def _plan_stage(
@@ -146,6 +182,8 @@ def _plan_stage(
     precision: Precision,
     blocked: str | None,
     table: TuningTable | None,
+    pdl: bool,
+    device: torch.device,
 ) -> StagePlan:
     map_size = config.map_size(stage, image_size)
     window = config.stage_window(stage)
@@ -160,7 +198,13 @@ def _plan_stage(
     else:
         M = max(batch, 1) * map_size[0] * map_size[1]
         choice, reasons = _choose(config, stage, C, M, precision, table)
-        launch = _tuned_launch(config, stage, max(batch, 1), image_size, precision, choice, table)
+        if pdl and config.version == 1 and M * C <= SMALL_STAGE_VALUES:
+            hidden = config.hidden_dim(stage)
+            merged = max(batch, 1) * cdiv(map_size[0], 2) * cdiv(map_size[1], 2)
+            launch = small_stage(
+                choice, reasons, M, C, hidden, merged, multiprocessor_count(device)
+            )
+        launch |= _tuned_launch(config, stage, max(batch, 1), image_size, precision, choice, table)
     return StagePlan(
         stage=stage,
         map_size=map_size,
@@ -176,6 +220,7 @@ def _plan_stage(
         merge=None if last else choice["merge"],
         reasons=reasons,
         launch=launch,
+        pdl=pdl,
     )
 
 

@@ -61,7 +61,8 @@ class EngineReport:
             f"{len(self.graphs)} CUDA graphs captured",
             *([f"  scheme: {self.scheme}"] if self.scheme else []),
             f"  tuning: {self.tuning}",
-            f"  patch embed: {plan.embed}; pool: {plan.pool}",
+            f"  patch embed: {plan.embed}; pool: {plan.pool}; head: {plan.head}; "
+            f"programmatic dependent launch: {'on' if plan.pdl else 'off'}",
         ]
         for s in plan.stages:
             lines.append(

@@ -90,10 +90,12 @@ class AttentionLayer:
         )  # fmt: skip
         table = torch.empty(padded_tokens(self.tokens), device="meta")
         constants = shape.constants(table, False, [*qkv_strides(shape), output_strides(shape)]) | {
-            "COSINE": self.cosine, "HAS_MASK": False, "HAS_LSE": False, "DROPOUT": False,
-            "HAS_PAD": not self.fixed_map or shape.padding_slots > 0, **tile_constants(config),
+            "COSINE": self.cosine, "HAS_MASK": False, "HAS_STATS": False, "DROPOUT": False,
+            "HAS_PAD": not self.fixed_map or shape.padding_slots > 0,
+            "K1": 0, "K2": 0, "HEADS": 1, "BLOCK_K": 0, **tile_constants(config),
         }  # fmt: skip
-        return {name: constants[name] for name in attention_adapter(config).arg_names[9:]}
+        names = attention_adapter().arg_names[len(self.signature()) :]
+        return {name: constants[name] for name in names}
 
     def signature(self) -> dict[str, str]:
         """Triton types of the parameters, in order."""
@@ -113,13 +115,11 @@ class AttentionLayer:
         return num_programs(B * rows * cols, self.tokens, self.num_heads, config)
 
 
-def attention_adapter(config: WindowAttentionConfig) -> Any:
+def attention_adapter() -> Any:
     """The Triton function in TensorRT's argument order."""
     from fastswin.export import kernels
 
-    if config.key_tiles:
-        return kernels.fastswin_window_attention
-    return kernels.fastswin_window_attention_online
+    return kernels.fastswin_window_attention
 
 
 @functools.lru_cache(maxsize=256)
@@ -144,7 +144,7 @@ def compile_attention(layer: AttentionLayer) -> tuple[WindowAttentionConfig, Ptx
 
 def _compile_attention(layer: AttentionLayer, config: WindowAttentionConfig) -> Ptx:
     return compile_ptx(
-        attention_adapter(config), layer.signature(), layer.constants(config),
+        attention_adapter(), layer.signature(), layer.constants(config),
         capability=layer.capability, num_warps=config.num_warps,
     )  # fmt: skip
 

@@ -13,8 +13,8 @@ from fastswin.ops.masked_softmax import (
 )
 from fastswin.ops.mlp import mlp
 from fastswin.ops.patch_embed import patch_embed
-from fastswin.ops.patch_merging import gather_neighbours
-from fastswin.ops.pool import norm_pool
+from fastswin.ops.patch_merging import gather_neighbours, merge_neighbours
+from fastswin.ops.pool import norm_pool, norm_pool_head
 from fastswin.ops.quantize import quantize, quantize_per_token
 from fastswin.ops.quantized_linear import quantized_linear
 from fastswin.ops.residual_norm import add_layer_norm, layer_norm_add, residual_add
@@ -36,8 +36,10 @@ __all__ = [
     "linear",
     "masked_softmax",
     "masked_softmax_",
+    "merge_neighbours",
     "mlp",
     "norm_pool",
+    "norm_pool_head",
     "patch_embed",
     "quantize",
     "quantize_per_token",

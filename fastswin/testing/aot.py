@@ -52,13 +52,18 @@ class Launch:
 
 @dataclasses.dataclass(frozen=True)
 class Compiled:
-    """What the assembler reports: bytes of shared memory and of spilled registers, registers."""
+    """What the assembler reports: bytes of shared memory and of spilled registers, registers.
+
+    ``dependent`` says that the code both triggers and waits (programmatic dependent launch), None
+    that it does neither; False is a mistake.
+    """
 
     name: str
     capability: int
     shared_bytes: int
     spill_bytes: int
     registers: int
+    dependent: bool | None = None
 
 
 @contextlib.contextmanager
@@ -90,7 +95,15 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
     source = ASTSource(launch.kernel, signature, constants, attributes)
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
     registers, spills = assembler_report(built.asm["ptx"], capability)
-    return Compiled(launch.name, capability, built.metadata.shared, spills, registers)
+    return Compiled(
+        launch.name, capability, built.metadata.shared, spills, registers,
+        _dependent(built.asm["ptx"]),
+    )  # fmt: skip
+
+
+def _dependent(ptx: str) -> bool | None:
+    found = {word for word in ("wait", "launch_dependents") if f"griddepcontrol.{word}" in ptx}
+    return len(found) == 2 if found else None
 
 
 def _describe(launch: Launch) -> tuple[dict, dict, dict]:

@@ -23,6 +23,9 @@ from fastswin.tuning.problem import KernelProblem, make_problem
 #: to 5.7 times the library's time, at 384 the split MLP lost at every batch (docs/performance.md).
 MAX_FUSED_QKV, MAX_SPLIT_MLP = 512, 256
 
+#: Rows up to which both are tried at any width, by one-shot kernels (ops/linear/one_shot.py).
+FEW_ROWS = 400
+
 #: Legal choices of each layer, and the numbers that identify it beside the rows.
 CHOICES: dict[str, tuple[str, ...]] = {
     "qkv": ("fused", "library", "tiled"),
@@ -118,7 +121,8 @@ def _qkv_forms(layer: LayerProblem) -> dict[str, list[KernelProblem]]:
         return forms
     norm = make_problem("layer_norm", dtype, rows, C=C, residual=0)
     forms = {name: [norm, *launches] for name, launches in forms.items()}
-    if C <= MAX_FUSED_QKV and layer_norm_linear_blocker(C) is None:
+    widest = C <= MAX_FUSED_QKV or rows <= FEW_ROWS
+    if widest and layer_norm_linear_blocker(C) is None:
         forms["fused"] = [fused_qkv(dtype, rows, C)]
     return forms
 
@@ -138,6 +142,7 @@ def _mlp_forms(layer: LayerProblem) -> dict[str, list[KernelProblem]]:
     }
     if mlp_blocker(C, hidden, HIDDEN_STEP) is None:
         forms["fused"] = [fused_mlp(*sized, bool(post_norm))]
-    if not post_norm and C <= MAX_SPLIT_MLP and layer_norm_linear_blocker(C) is None:
+    narrow = C <= MAX_SPLIT_MLP or rows <= FEW_ROWS
+    if not post_norm and narrow and layer_norm_linear_blocker(C) is None:
         forms["split"] = [split_fc1(*sized), split_fc2(*sized)]
     return forms

@@ -18,11 +18,23 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fastswin.ops.linear.config import GemmConfig, LayerNormLinearConfig
+from fastswin.ops.linear.config import (
+    GemmConfig,
+    LayerNormLinearConfig,
+    OneShotConfig,
+    SlicedConfig,
+)
 from fastswin.ops.mlp.config import MlpConfig
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 
-LaunchConfig = GemmConfig | LayerNormLinearConfig | MlpConfig | WindowAttentionConfig
+LaunchConfig = (
+    GemmConfig
+    | LayerNormLinearConfig
+    | OneShotConfig
+    | SlicedConfig
+    | MlpConfig
+    | WindowAttentionConfig
+)
 
 #: Configuration of each operator that has one; the order of its fields is that of the dataclass.
 CONFIG_TYPES: dict[str, type] = {
@@ -30,6 +42,12 @@ CONFIG_TYPES: dict[str, type] = {
     "layer_norm_linear": LayerNormLinearConfig,
     "mlp": MlpConfig,
     "window_attention": WindowAttentionConfig,
+}
+
+#: Configurations of other kernels that serve the same problem; told apart by their fields.
+ALTERNATIVES: dict[str, tuple[type, ...]] = {
+    "linear": (OneShotConfig, SlicedConfig),
+    "layer_norm_linear": (OneShotConfig,),
 }
 
 #: Names of the numbers that fix an operator's code.
@@ -113,6 +131,9 @@ def config_from_dict(op: str, values: dict[str, Any]) -> LaunchConfig:
             no integer; the message names it.
     """
     kind = CONFIG_TYPES[op]
+    for other in ALTERNATIVES.get(op, ()):
+        if set(values) == {field.name for field in dataclasses.fields(other)}:
+            kind = other
     fields = {field.name: field for field in dataclasses.fields(kind)}
     if unknown := sorted(set(values) - set(fields)):
         raise ValueError(f"{op}: unknown config field {unknown[0]!r}")

@@ -9,13 +9,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2
 from fastswin.ops.linear.config import (
     GemmConfig,
     LayerNormLinearConfig,
+    LinearConfig,
+    NormLinearConfig,
+    OneShotConfig,
+    SlicedConfig,
     default_gemm_config,
     default_layer_norm_linear_config,
+    default_one_shot_config,
+    default_sliced_config,
+    one_shot_blocker,
+    sliced_blocker,
 )
 from fastswin.ops.mlp.config import MlpConfig, default_mlp_config
 from fastswin.ops.window_attention.config import (
@@ -34,6 +43,9 @@ GEMM_TILES = (
 
 #: More tiles than this for each multiprocessor: a larger tile reads less.
 MAX_TILES_PER_MULTIPROCESSOR = 100
+
+#: Most rows x channels of a product for which the forms of few rows are tried.
+SMALL_PRODUCT = 1 << 20
 
 #: Registers of a program, in fp32 values, that an accumulator may take.
 MAX_ACCUMULATOR = 256 * 128
@@ -93,6 +105,15 @@ def why_invalid(
         steps = cdiv(d["N"], config.block_n)
         if not 1 <= config.column_splits <= steps:
             return f"column_splits={config.column_splits} is not in [1, {steps}]"
+    elif isinstance(config, OneShotConfig | SlicedConfig):
+        sides = {"block_m": config.block_m, "block_n": config.block_n}
+        blocker = (
+            one_shot_blocker(d["K"], config)
+            if isinstance(config, OneShotConfig)
+            else sliced_blocker(d["K"], config)
+        )
+        if blocker:
+            return blocker
     elif isinstance(config, MlpConfig):
         sides = {"block_m": config.block_m, "block_h": config.block_h}
         if d["hidden"] % config.block_h:
@@ -111,7 +132,7 @@ def why_invalid(
             return f"{name}={side} is no power of two of at least {MIN_DOT}"
     if config.num_warps not in (1, 2, 4, 8, 16, 32):
         return f"num_warps={config.num_warps} is no power of two in [1, 32]"
-    return None if config.num_stages >= 1 else "num_stages must be at least 1"
+    return None if getattr(config, "num_stages", 1) >= 1 else "num_stages must be at least 1"
 
 
 def operand_bytes(problem: KernelProblem, config: LaunchConfig) -> int:
@@ -119,6 +140,11 @@ def operand_bytes(problem: KernelProblem, config: LaunchConfig) -> int:
     d, size = problem.dims, problem.itemsize
     if isinstance(config, GemmConfig):
         return (config.block_m + config.block_n) * config.block_k * size * config.num_stages
+    if isinstance(config, SlicedConfig):
+        step = config.block_k * config.slices * config.num_stages
+        return (config.block_m + config.block_n) * step * size
+    if isinstance(config, OneShotConfig):  # operands lie in registers, exchanged slice by slice
+        return (config.block_m + config.block_n) * 32 * size
     if isinstance(config, LayerNormLinearConfig):
         return config.block_n * d["K"] * size * config.num_stages
     if isinstance(config, MlpConfig):
@@ -128,8 +154,9 @@ def operand_bytes(problem: KernelProblem, config: LaunchConfig) -> int:
     return 2 * keys * width * size * max(1, config.num_stages - 1)
 
 
-def _gemm(problem: KernelProblem, card: Card) -> Iterator[GemmConfig]:
+def _gemm(problem: KernelProblem, card: Card) -> Iterator[LinearConfig]:
     M, N, K = problem.rows, problem.dims["N"], problem.dims["K"]
+    yield from _few_rows(M, N, K, card, sliced=True)
     for block_m, block_n in GEMM_TILES:
         tiles = cdiv(M, block_m) * cdiv(N, block_n)
         if tiles > MAX_TILES_PER_MULTIPROCESSOR * card.multiprocessors:
@@ -156,8 +183,33 @@ def _gemm(problem: KernelProblem, card: Card) -> Iterator[GemmConfig]:
                 yield GemmConfig(*tile, 4, True, persistent=1)
 
 
-def _layer_norm_linear(problem: KernelProblem, card: Card) -> Iterator[LayerNormLinearConfig]:
+def _few_rows(
+    M: int, N: int, K: int, card: Card, *, sliced: bool
+) -> Iterator[Any]:
+    """Forms without a long chain over K, where there are too few rows to fill a card twice."""
+    if M * K > SMALL_PRODUCT or card.capability < (8, 0):
+        return
+    programs = card.multiprocessors
+    if one_shot_blocker(K) is None:
+        default = default_one_shot_config(M, N, K, programs)
+        for block_m, block_n in ((16, 32), (32, 32), (32, 64), (64, 64)):
+            if cdiv(M, block_m) * cdiv(N, block_n) <= 3 * programs:
+                yield OneShotConfig(block_m, block_n, default.slices, max(8, default.slices))
+        yield default
+    if sliced and K >= 256:
+        default_sliced = default_sliced_config(M, N, K, programs, card.capability)
+        for block_m, block_n in ((16, 32), (32, 32), (64, 32)):
+            if cdiv(M, block_m) * cdiv(N, block_n) <= 3 * programs:
+                for slices in {default_sliced.slices, max(1, default_sliced.slices // 2)}:
+                    yield SlicedConfig(
+                        block_m, block_n, default_sliced.block_k, slices, max(4, slices), 3
+                    )
+        yield default_sliced
+
+
+def _layer_norm_linear(problem: KernelProblem, card: Card) -> Iterator[NormLinearConfig]:
     M, N, K = problem.rows, problem.dims["N"], problem.dims["K"]
+    yield from _few_rows(M, N, K, card, sliced=False)
     for block_m, block_n in itertools.product((16, 32, 64, 128), (32, 64, 128)):
         if block_m * K > 128 * 192 or block_m * block_n > 128 * 64 or block_n >= 2 * N:
             continue

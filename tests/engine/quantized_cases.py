@@ -32,6 +32,9 @@ MIXED = quant.Scheme(
     fc2=quant.WIDE,
 )
 
+#: Operators that write what a product reads.
+NORMS = ("layer_norm", "gather_neighbours")
+
 SCHEMES = {**quant.PRESETS, "per_token": PER_TOKEN, "mixed": MIXED}
 
 
@@ -96,8 +99,6 @@ def check_layers(engine: Engine, reference: quant.QuantizedSwin, images: torch.T
         Kinds of calls that were compared.
     """
     compared = set()
-    weights = {w.weight.data_ptr(): name for name, w in reference.linears.items()}
-    assert weights
     for call in engine.calls(images):
         name = call.function.__name__.strip("_")
         if name == "quantized_linear":
@@ -134,7 +135,11 @@ def _check_linear(call: Call, reference: quant.QuantizedSwin) -> None:
     own = {**call.kwargs, "residual": None, "out": None}  # the stream has changed since
     actual = call.function(*call.args, **own).cpu()
     if output_scale is None:
-        bound = 2 * torch.finfo(actual.dtype).eps * y.abs().max() + 1e-4
+        # tensor cores add fp8 products in fewer bits than fp32 has: 2e-3 of the result on Hopper
+        roundings = 4 if x.dtype == torch.float8_e4m3fn else 2
+        bound = roundings * torch.finfo(torch.float16).eps * y.abs().max() + 1e-4
+        if actual.dtype == torch.bfloat16:
+            bound *= 8
         assert (actual.float() - y).abs().max() <= bound
         return
     steps = output_scale.cpu().repeat_interleave(y.shape[-1] // len(output_scale))

@@ -45,6 +45,8 @@ ORDERS = [
     ("int8", AMX, ("openvino", "onnxruntime")),
     ("int8", VNNI, ("openvino", "onnxruntime")),
     ("int8", AVX2, ("onnxruntime", "openvino")),
+    ("int8_mode1", AMX, ("torch",)),
+    ("fp8", AMX, ("torch",)),
     ("fp16", AMX, ("torch",)),
 ]
 
@@ -169,7 +171,10 @@ REFUSED = {
         "impl='reference' needs backend 'torch', got backend='openvino'",
     ),
     "fp16": ({"backend": "openvino", "precision": "fp16"}, "cannot run precision 'fp16'"),
-    "int8-torch": ({"backend": "torch", "precision": "int8"}, "PyTorch has no int8 path"),
+    "mode1": (
+        {"backend": "openvino", "precision": "int8_mode1"},
+        "of the quantised precisions CPU runtimes serve 'int8'",
+    ),
     "tf32": ({"backend": "openvino", "precision": "tf32"}, "'tf32' needs an NVIDIA GPU"),
 }  # fmt: skip
 
@@ -187,10 +192,10 @@ def test_a_runtime_that_is_missing_names_its_extra(missing):
         runtime_engine(small(), "openvino")
 
 
-def test_a_calibration_needs_int8():
+def test_a_calibration_needs_a_quantised_precision():
     model = small()
     calibration = calibrate(model, images_like(model), "int8")
-    with pytest.raises(ValueError, match=r"calibration is for precision 'int8', got .*'fp32'"):
+    with pytest.raises(ValueError, match=r"calibration is for quantised .*'int8', .*got .*'fp32'"):
         cpu_engine(model, "fp32", calibration=calibration)
 
 

@@ -107,7 +107,9 @@ def drive_attention(trt: Any, case: Attention) -> dict[str, Any]:
             )  # fmt: skip
     result = describe(planned, case, launches, case.shapes, channels // 3)
     first = launches[0]
-    wanted = {k: v for k, v in first.arguments.items() if k.isupper() and k not in ("H", "W")}
+    # a plugin is launched without the attribute that programmatic dependent launches need
+    other = ("H", "W", "PDL")
+    wanted = {k: v for k, v in first.arguments.items() if k.isupper() and k not in other}
     result["constants"] = layer.constants(config)
     result["launcher_constants"] = wanted
     result["launcher_integers"] = [

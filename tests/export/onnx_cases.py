@@ -21,8 +21,8 @@ ODD = (70, 101)
 CASES = {
     "v1": ({}, {}),
     "v2-unfolded": ({"version": 2}, {"fold": False}),
-    "v1-fp16": ({}, {"precision": "fp16"}),
-    "v2-standard": ({"version": 2}, {"attention": "standard", "opset": 23}),
+    "v1-fp16": ({}, {"precision": "fp16", "opset": "newest"}),
+    "v2-standard": ({"version": 2}, {"attention": "standard", "opset": "newest"}),
     "v1-fastswin-odd-features": (
         {"window_convention": "torchvision"},
         {"attention": "fastswin", "image_size": ODD, "features": True},

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 
 import numpy as np
@@ -15,7 +16,8 @@ from swin_references import our_model
 from fastswin.export import onnx as export_module
 from fastswin.export.attention_op import DOMAIN
 from fastswin.export.onnx import export_onnx
-from fastswin.export.parity import ParityError, check_parity, open_session
+from fastswin.export.opset import newest_opset
+from fastswin.export.parity import ParityError, check_parity, legal_difference, open_session
 from fastswin.models import SwinConfig
 
 STATIC = [case for case in CASES if case != "v2-any-size"]
@@ -37,6 +39,33 @@ def test_every_batch_folded_and_unfolded_is_the_model(case):
         assert parity.max_abs_diff < 1e-4  # field case 25, absolute
     if not CASES[case][1].get("features"):
         assert parity.top1_agreement == 1.0
+
+
+def test_fp32_logits_are_held_to_an_absolute_bound_whatever_their_size(tmp_path):
+    """Field case 25: a difference of 5e-4 in logits of 100 is as wrong as in logits of 1."""
+    wide = copy.deepcopy(model_of("v1"))
+    graph = onnx.load(exported("v1").path)
+    for tensor in graph.graph.initializer:
+        if tensor.name.startswith("head."):
+            values = 40 * numpy_helper.to_array(tensor) + 5e-4 * (tensor.name == "head.bias")
+            tensor.CopyFrom(numpy_helper.from_array(values.astype(np.float32), tensor.name))
+    with torch.no_grad():
+        wide.head.weight.mul_(40)
+        wide.head.bias.mul_(40)
+    onnx.save(graph, tmp_path / "wide.onnx")
+    with pytest.raises(ParityError, match=r"by 5\.\de-04, more than 1\.0e-04"):
+        check_parity(tmp_path / "wide.onnx", wide, batches=(1,))
+    assert legal_difference("fp32", 100.0) == 1e-4
+    assert legal_difference("fp32", 100.0, features=True) == pytest.approx(1e-2)
+    assert legal_difference("fp16", 0.5) == 1e-2
+
+
+def test_newest_opset_is_that_of_the_installed_exporter():
+    versions = {case: exported(case).opset for case in ("v1", "v1-fp16", "v2-standard")}
+    assert versions == {"v1": 20, "v1-fp16": newest_opset(), "v2-standard": newest_opset()}
+    assert newest_opset() >= 23
+    (version,) = (o.version for o in onnx.load(exported("v2-standard").path).opset_import)
+    assert version == newest_opset()
 
 
 @pytest.mark.parametrize("case", ["v1", "v2-unfolded"])
@@ -206,6 +235,8 @@ def test_file_says_what_it_is():
         ({"precision": "int4"}, "precision must be one of"),
         ({"batch": 0}, "batch must be 'dynamic' or a positive integer, got 0"),
         ({"opset": 17}, "opset must be at least 20, got 17"),
+        ({"opset": 99}, "opset must be at most [0-9]+, the newest that the installed onnxscript"),
+        ({"opset": "oldest"}, "opset must be a number or 'newest', got 'oldest'"),
         ({"attention": "flash"}, "attention must be one of"),
         ({"attention": "standard"}, "attention='standard' needs opset 23 or later, got 20"),
         ({"attention": "fastswin", "dynamic_size": True}, "dynamic_size needs attention='plain'"),

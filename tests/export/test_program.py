@@ -58,14 +58,8 @@ def model(request):
 
 
 LOAD = "torch.export.load(sys.argv[1]).module()"
-#: The operators without the package's front door, which imports the models for its users.
-ONLY_OPS = f"""
-import types
-root = types.ModuleType("fastswin")
-root.__path__ = [{str(ROOT / "fastswin")!r}]
-sys.modules["fastswin"] = root
-import fastswin.ops.window_attention.register
-"""
+#: The operators alone: the package loads nothing else until it is asked for (RUN checks that).
+ONLY_OPS = "import fastswin.ops.window_attention.register"
 
 
 def test_plain_program_runs_without_the_package(tmp_path, model):

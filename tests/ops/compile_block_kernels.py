@@ -28,6 +28,8 @@ MODULES = {
         "window_attention", "linear", "mlp", "layer_norm", "patch_embed", "patch_merging", "pool",
     )
 }  # fmt: skip
+MODULES["one_shot"] = importlib.import_module("fastswin.ops.linear.one_shot")
+MODULES["head"] = importlib.import_module("fastswin.ops.pool.head")
 
 #: (channels, map side) of stages of Swin-T, B and L at 224 pixels.
 STAGES = [(96, 56), (192, 28), (256, 28), (768, 7)]
@@ -55,7 +57,7 @@ def attention(batch: int, window: int, version: int, dtype: torch.dtype, shifted
         empty(batch, side, side, 3 * 32 * heads, dtype=dtype),
         empty(4 if shifted else 1, heads, tokens, tokens, dtype=table),
         vector(heads) if version == 2 else None, None, 32**-0.5, heads, (window, window), shift,
-        False,
+        False, pdl=True,
     )  # fmt: skip
 
 
@@ -63,29 +65,53 @@ def block_gemms(batch: int, C: int, side: int, dtype: torch.dtype) -> None:
     linear, M = MODULES["linear"], batch * side * side
     x, hidden = empty(M, C, dtype=dtype), empty(M, 4 * C, dtype=dtype)
     fc1, fc2 = empty(4 * C, C, dtype=dtype), empty(C, 4 * C, dtype=dtype)
-    linear.linear_fwd(x, fc1, vector(4 * C), "gelu", None, None)
+    linear.linear_fwd(x, fc1, vector(4 * C), "gelu", None, None, pdl=True)
     if C <= FUSED_QKV:
         qkv = empty(3 * C, C, dtype=dtype)
-        linear.layer_norm_linear_fwd(x, qkv, vector(3 * C), None, 1e-5, vector(C), None)
+        linear.layer_norm_linear_fwd(x, qkv, vector(3 * C), None, 1e-5, vector(C), None, pdl=True)
     if C <= FUSED_MLP:  # the split MLP, then the fused one, V1 and V2
-        linear.layer_norm_linear_fwd(x, fc1, vector(4 * C), "gelu", 1e-5, vector(C), None)
-        linear.linear_fwd(hidden, fc2, vector(C), None, x, None)
+        linear.layer_norm_linear_fwd(
+            x, fc1, vector(4 * C), "gelu", 1e-5, vector(C), None, pdl=True
+        )
+        linear.linear_fwd(hidden, fc2, vector(C), None, x, None, pdl=True)
         mlp = MODULES["mlp"].mlp_fwd
-        mlp(x, fc1, vector(4 * C), fc2, vector(C), None, None, vector(C), 1e-5, None)
-        mlp(x, fc1, vector(4 * C), fc2, vector(C), vector(C), vector(C), None, 1e-5, None)
+        sized = (x, fc1, vector(4 * C), fc2, vector(C))
+        mlp(*sized, None, None, vector(C), 1e-5, None, pdl=True)
+        mlp(*sized, vector(C), vector(C), None, 1e-5, None, pdl=True)
+
+
+def few_rows(C: int, side: int, dtype: torch.dtype) -> None:
+    """A stage at batch 1 as the engine's small-batch forms have it."""
+    small, M = MODULES["one_shot"], side * side
+    x, hidden = empty(M, C, dtype=dtype), empty(M, 4 * C, dtype=dtype)
+    for N, gelu in ((3 * C, None), (4 * C, "gelu")):
+        small.one_shot_linear_fwd(
+            x, empty(N, C, dtype=dtype), vector(N), gelu, 1e-5, vector(C), None, None, pdl=True
+        )
+    weight, fc2 = empty(C, C, dtype=dtype), empty(C, 4 * C, dtype=dtype)
+    small.one_shot_linear_fwd(x, weight, vector(C), None, None, None, x, x, pdl=True)
+    small.sliced_linear_fwd(hidden, fc2, vector(C), None, x, x, pdl=True)
+    if 4 * C <= 1536:
+        small.one_shot_linear_fwd(
+            empty(1, side, side, C, dtype=dtype), empty(2 * C, 4 * C, dtype=dtype), vector(2 * C),
+            None, 1e-5, vector(C), None, None, pdl=True, gather=True,
+        )  # fmt: skip
 
 
 def small_kernels(C: int, side: int, dtype: torch.dtype) -> None:
     x = empty(8, side, side, C, dtype=dtype)
-    MODULES["layer_norm"].layer_norm_fwd(x, None, None, 1e-5, vector(C), None, None)
-    MODULES["patch_merging"].gather_neighbours_fwd(x, 1e-5, vector(C))
-    MODULES["pool"].norm_pool_fwd(x, vector(C), vector(C), 1e-5, vector(C))
+    vectors = vector(C), vector(C)
+    MODULES["layer_norm"].layer_norm_fwd(x, None, None, 1e-5, vector(C), None, None, pdl=True)
+    MODULES["patch_merging"].gather_neighbours_fwd(x, 1e-5, vector(C), pdl=True)
+    MODULES["pool"].norm_pool_fwd(x, *vectors, 1e-5, vector(C), pdl=True)
+    head = empty(1000, C, dtype=dtype)
+    MODULES["head"].norm_pool_head_fwd(x, *vectors, head, vector(1000), 1e-5, vector(C), pdl=True)
 
 
 def embedding(C: int, dtype: torch.dtype) -> None:
     MODULES["patch_embed"].patch_embed_fwd(
         empty(8, 3, 224, 224, dtype=torch.float32), empty(C, 3, 4, 4, dtype=dtype), vector(C),
-        vector(C), vector(C), 1e-5, dtype,
+        vector(C), vector(C), 1e-5, dtype, pdl=True,
     )  # fmt: skip
 
 
@@ -104,6 +130,8 @@ def record(selection: str) -> list:
             block_gemms(batch, C, side, half)
         for C in (96, 192) if every else (96,):
             embedding(C, half)
+        for C, side in ((96, 56), (384, 14), (768, 7)) if every else ((192, 28),):
+            few_rows(C, side, half)
         for C, side in ((96, 56), (768, 7)) if every else ((192, 28),):
             small_kernels(C, side, half)
     return distinct(launches)

@@ -39,6 +39,9 @@ KERNELS = {
     "_norm_sum_kernel",
     "_mean_affine_kernel",
     "_patch_embed_fwd_kernel",
+    "_one_shot_linear_kernel",
+    "_sliced_linear_kernel",
+    "_norm_pool_head_kernel",
 }
 
 

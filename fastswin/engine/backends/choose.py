@@ -100,7 +100,7 @@ class BackendSelector:
     ) -> None:
         if backend not in BACKENDS:
             raise ValueError(f"backend must be one of {BACKENDS}, got {backend!r}")
-        self.precision, self.cpu = precision, cpu or this_cpu()
+        self.precision, self.impl, self.cpu = precision, impl, cpu or this_cpu()
         self._settled = backend != "auto"
         self.passed_over: list[str] = []
         if device.type != "cpu":
@@ -160,7 +160,7 @@ class BackendSelector:
             why += "; weights in about 7 bits, since this CPU adds 8-bit products in 16 bits"
         if name == "torch" and precision == "fp16" and not self.why:
             why = "fp16 has no CPU runtime; 'bf16' and 'fp32' are faster on CPUs"
-        if name == "torch" and self.precision.quantized:
+        if name == "torch" and self.precision.quantized and self.impl != "triton":
             why += "; 8-bit products on the reference operators, right but not fast"
         return Choice(name, compute, "; ".join([why, *self.passed_over]))
 

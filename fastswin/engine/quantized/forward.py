@@ -56,22 +56,21 @@ class QuantizedForward(Forward):
         if formats.attention != "wide":
             operands = _operands(block.qkv)
             pad, qkv_scale = operands.pad_output, operands.output_scale
-        output: dict[str, Any] = {}
+        output_scale, out_dtype = None, self.precision.dtype
         if formats.proj.quantized:
-            output["output_scale"] = _operands(block.proj).input_scale
-            output["out_dtype"] = FORMAT_DTYPES[formats.proj.format]
-        else:
-            output["out_dtype"] = self.precision.dtype
+            output_scale = _operands(block.proj).input_scale
+            out_dtype = FORMAT_DTYPES[formats.proj.format]
+        output = {"qkv_scale": qkv_scale, "output_scale": output_scale, "out_dtype": out_dtype}
         shift = stage.shift_size if block.shifted else (0, 0)
         if stage.attention == "triton":
             table = block.bias_table(shift, self.precision.dtype)
             return self.ops.packed_window_attention(
                 qkv, table, block.head_scale, pad, block.scale, stage.num_heads,
-                stage.window_size, shift, self.precision.tf32, qkv_scale=qkv_scale, **output,
+                stage.window_size, shift, self.precision.tf32, **output,
             )  # fmt: skip
         return self.ops.quantized_window_attention_ref(
             qkv, block.bias, stage.num_heads, stage.window_size, shift, block.scale,
-            block.logit_scale, pad, qkv_scale=qkv_scale, **output,
+            block.logit_scale, pad, **output,
         )  # fmt: skip
 
     def mlp_half(
@@ -116,16 +115,27 @@ class QuantizedForward(Forward):
             rows = self.ops.gather_neighbours(x, offset=offset, impl=impl)
             rows, token_scale = self.quantized_tokens(rows, layer, None, eps)
         else:
-            token_scale = None
+            token_scale = self.marks_of_tokens(x) if layer.format == "int8" else None
             rows = self.ops.gather_neighbours(
                 x, layer_norm_eps=eps, offset=offset, output_scale=scale,
                 out_dtype=FORMAT_DTYPES[layer.format], impl=impl,
             )  # fmt: skip
         y = self.branch(rows, merging.reduction, layer, token_scale)
+        if token_scale is not None and _operands(merging.reduction).output_scale is not None:
+            y.add_(token_scale[..., None] * 0.0)  # 8-bit storage lost the mark again
         if merging.norm is not None:
             norm = merging.norm
             self.ops.layer_norm(y, norm.weight, norm.bias, eps=self.resample_eps, out=y, impl=impl)
         return y
+
+    def marks_of_tokens(self, x: torch.Tensor) -> torch.Tensor:
+        """For each merged token 1, or NaN where one of its four is not finite: ``[B, H/2, W/2]``.
+
+        int8 stores NaN as 0, and nothing but this product crosses a merging: without the mark a
+        stream that overflowed would end in finite logits. Elsewhere the stream itself keeps it.
+        """
+        zeros = x.sum(dim=-1, keepdim=True, dtype=torch.float32).mul_(0.0)
+        return self.ops.gather_neighbours(zeros, impl="reference").sum(dim=-1).add_(1.0)
 
     def quantized_input(
         self, x: torch.Tensor, linear: Linear, layer: LayerFormat, offset: Offset, eps: float | None

@@ -31,23 +31,31 @@ MLP_ROWS = {128: 1 << 62, 192: 12_000, 384: 1_000}
 #: Widest stage whose proj is as fast in half precision.
 WIDE_PROJ_CHANNELS = 768
 
+#: Widest stage of few rows that stays wide: its kernels hold their LayerNorm and are launched ahead
+#: (engine/small_batch.py). Reading half the weights saves 2.4 us a block at 768 channels, two more
+#: launches cost 4; at 1,536 channels it saves 9.
+SMALL_STAGE_CHANNELS = 768
 
-def why_wide(layer: str, rows: int, channels: int) -> str | None:
+
+def why_wide(layer: str, rows: int, channels: int, *, small: bool = False) -> str | None:
     """None where 8 bits pay for a layer, else why it stays wide.
 
     Args:
         layer: "qkv", "proj", "fc1", "fc2" or "reduction".
         rows: tokens of the batch in this stage.
         channels: of this stage.
+        small: whether the stage has the small-batch forms in half precision.
     """
     if layer == "reduction":
         return "wide: 8 bits would save less than 1 % of a model, and cost most accuracy here"
+    if small and channels <= SMALL_STAGE_CHANNELS:
+        return f"wide: {rows} rows are bound by launches, of which 8 bits need more"
     if layer == "proj":
         if channels > WIDE_PROJ_CHANNELS:
             return None
         return f"wide: the library is as fast in half precision at {channels} channels"
     limits = QKV_ROWS if layer == "qkv" else MLP_ROWS
-    needed = next((rows for widest, rows in limits.items() if channels <= widest), 0)
+    needed = next((fewest for widest, fewest in limits.items() if channels <= widest), 0)
     if rows >= needed:
         return None
     return f"wide: 8 bits bring no speed at {rows} rows of {channels} channels"

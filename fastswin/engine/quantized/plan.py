@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from fastswin.engine.plan import ModelPlan, StagePlan
+from fastswin.engine.plan import SMALL_STAGE_VALUES, ModelPlan, StagePlan
 from fastswin.engine.quantized.formats import (
     WIDE_LAYER,
     BlockFormats,
@@ -105,4 +105,7 @@ class _StageChooser:
             return None
         if blocker := quantized_linear_blocker(N, K):
             return f"wide: {blocker}"
-        return why_wide(kind, self.rows, self.stage.channels) if self.mix == "auto" else None
+        if self.mix != "auto":
+            return None
+        small = self.stage.pdl and self.rows * self.stage.channels <= SMALL_STAGE_VALUES
+        return why_wide(kind, self.rows, self.stage.channels, small=small)

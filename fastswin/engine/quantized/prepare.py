@@ -19,6 +19,7 @@ import torch
 from fastswin.engine.precision import FORMAT_DTYPES
 from fastswin.engine.prepare import Affine, Builder, Footprint, Linear, PreparedModel, build
 from fastswin.engine.quantized.formats import LayerFormat, StageFormats
+from fastswin.engine.quantized.library import LibraryAffine, library_affine
 from fastswin.models.swin import SwinTransformer
 from fastswin.quant.convert import quantize_linear
 from fastswin.quant.fake_quant import quantize
@@ -36,7 +37,8 @@ class QuantizedAffine:
         bias: fp32 ``[N]`` or None.
         input_scale: fp32 ``[1]``, the input's step; None where each token has its own.
         output_scale: fp32 ``[1]``, or ``[3]`` for q, k and v; None where the output is wide.
-        output_step: the first of them as a number, to undo it with.
+        input_inverse: 1 / input_scale, fp32 ``[1]`` or None likewise.
+        output_step: the first of output_scale as a number, to undo it with.
         pad_output: for qkv with a quantised output, ``[3C]`` of a padded token as stored.
     """
 
@@ -45,6 +47,7 @@ class QuantizedAffine:
     bias: torch.Tensor | None
     input_scale: torch.Tensor | None
     output_scale: torch.Tensor | None
+    input_inverse: torch.Tensor | None
     output_step: float
     pad_output: torch.Tensor | None
 
@@ -55,6 +58,7 @@ class LayerForms:
     Args:
         wide: the engine's wide form on the host, its biases on the device.
         quantized: the 8-bit form on the host.
+        library: the form for the CUDA library on the host; None where there is none.
         device: where forms go when they are first read.
         footprint: counts what went there.
     """
@@ -63,10 +67,11 @@ class LayerForms:
         self,
         wide: Affine,
         quantized: QuantizedAffine,
+        library: LibraryAffine | None,
         device: torch.device,
         footprint: Footprint,
     ) -> None:
-        self._wide, self._quantized = wide, quantized
+        self._wide, self._quantized, self._library = wide, quantized, library
         self._device, self._footprint = device, footprint
 
     @functools.cached_property
@@ -82,9 +87,27 @@ class LayerForms:
     def library_bias(self) -> torch.Tensor | None:
         return self._wide.library_bias
 
+    @property
+    def has_library(self) -> bool:
+        """Whether the CUDA library can have it."""
+        return self._library is not None
+
+    @functools.cached_property
+    def library(self) -> LibraryAffine:
+        """Operands for the CUDA library, their bias in the wide dtype."""
+        host = self._library
+        assert host is not None  # plans ask has_library
+        bias = None if host.bias is None else host.bias.to(self._wide.weight.dtype)
+        return LibraryAffine(
+            self._place(host.weight),
+            host.scale.to(self._device),
+            self._small(bias),
+            self._small(host.output_inverse),
+        )
+
     @functools.cached_property
     def quantized(self) -> QuantizedAffine:
-        """8-bit operands."""
+        """8-bit steps and bias, and with :attr:`packed` the weight for our kernel."""
         host = self._quantized
         return dataclasses.replace(
             host,
@@ -93,6 +116,7 @@ class LayerForms:
             bias=self._small(host.bias),
             input_scale=self._small(host.input_scale),
             output_scale=self._small(host.output_scale),
+            input_inverse=self._small(host.input_inverse),
             pad_output=self._small(host.pad_output),
         )
 

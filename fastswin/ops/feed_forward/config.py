@@ -26,10 +26,6 @@ MAX_FUSED_CHANNELS = 192
 #: Every fused configuration's hidden step divides this.
 HIDDEN_STEP = 128
 
-#: Programs of the fused backward, each with its own partial sums of fc1's bias gradient. A fixed
-#: number, so that sums have one order on every card; 4 for each of an H100's 132 multiprocessors.
-FUSED_PROGRAMS = 528
-
 
 @dataclasses.dataclass(frozen=True)
 class FusedConfig:
@@ -44,7 +40,6 @@ class FusedConfig:
             the backward rows and dx as well.
         tma_store: hidden tiles leave through it; backward only.
         max_registers: registers per thread at most, 0 for the compiler's choice.
-        programs: programs that share the rows; backward only.
     """
 
     block_m: int
@@ -54,7 +49,6 @@ class FusedConfig:
     tma: bool = False
     tma_store: bool = False
     max_registers: int = 0
-    programs: int = FUSED_PROGRAMS
 
     @property
     def register_limit(self) -> dict[str, int]:
@@ -73,7 +67,8 @@ class EpilogueConfig:
         num_warps: warps per program.
         num_stages: depth of the load pipeline over K.
         persistent: programs per multiprocessor that walk over tiles; 0 gives one per tile.
-        tma_store: results leave through the tensor copy engine.
+        tma_hidden: hidden tiles come and leave through it as well.
+        max_registers: registers per thread at most, 0 for the compiler's choice.
     """
 
     block_m: int
@@ -82,7 +77,13 @@ class EpilogueConfig:
     num_warps: int
     num_stages: int
     persistent: int = 0
-    tma_store: bool = False
+    tma_hidden: bool = False
+    max_registers: int = 0
+
+    @property
+    def register_limit(self) -> dict[str, int]:
+        """Launch option that limits registers, or none."""
+        return {"maxnreg": self.max_registers} if self.max_registers else {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,9 +169,9 @@ def default_fused_forward(C: int, capability: tuple[int, int]) -> FusedConfig:
 
 
 def default_fused_backward(C: int, capability: tuple[int, int]) -> FusedConfig:
-    """Tiles of the backward."""
+    """As many programs per multiprocessor as registers and shared memory allow."""
     if not _copy_engine(capability):
-        return FusedConfig(64, 32, num_warps=8, num_stages=2)
+        return FusedConfig(64 if C <= 128 else 32, 32, num_warps=4, num_stages=2)
     if C <= 128:
-        return FusedConfig(128, 64, 8, 2, tma=True, tma_store=True, max_registers=128)
-    return FusedConfig(128, 64, 8, 2, tma=True, tma_store=True)
+        return FusedConfig(128, 32, 8, 2, tma=True, tma_store=True, max_registers=128)
+    return FusedConfig(64, 32, 4, 2, tma=True, tma_store=True)

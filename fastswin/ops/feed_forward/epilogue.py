@@ -20,9 +20,9 @@ from fastswin._triton.device import multiprocessor_count
 from fastswin._triton.launch import launch
 from fastswin._triton.math import gelu, gelu_and_slope
 from fastswin._triton.tiles import cdiv
+from fastswin.ops.feed_forward.bias_sums import bias_partials, sum_bias_partials
 from fastswin.ops.feed_forward.config import EpilogueConfig
 from fastswin.ops.feed_forward.operands import describe
-from fastswin.ops.residual_norm.backward import sum_partials
 
 
 @triton.jit
@@ -49,7 +49,10 @@ def _finish(
     if BACKWARD:
         row = tile_m.to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
         keep = (row < M)[:, None] & (col < N)[None, :]
-        pre = tl.load(pre_ptr + row[:, None] * N + col[None, :], mask=keep, other=0.0)
+        if TMA:
+            pre = pre_desc.load([tile_m * BLOCK_M, tile_n * BLOCK_N])
+        else:
+            pre = tl.load(pre_ptr + row[:, None] * N + col[None, :], mask=keep, other=0.0)
         act, slope = gelu_and_slope(pre.to(tl.float32))
         dpre = acc * slope
         _store(dpre.to(dtype), dpre_ptr, dpre_desc, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, TMA)
@@ -125,10 +128,10 @@ def _run(
     (M, K), N, backward = rows.shape, pre.shape[1], dpre is not None
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
 
-    def leaving(t: torch.Tensor | None) -> tuple:
+    def hidden(t: torch.Tensor | None) -> tuple:
         if t is None:
             return rows, rows
-        return t, describe(t, block_m, block_n) if config.tma_store else t
+        return t, describe(t, block_m, block_n) if config.tma_hidden else t
 
     tiles = cdiv(M, block_m) * cdiv(N, block_n)
     programs = config.persistent * multiprocessor_count(rows.device) or tiles
@@ -136,12 +139,12 @@ def _run(
     launch(
         _epilogue_kernel, min(tiles, programs),
         rows, describe(rows, block_m, block_k), describe(weight, *weight_tile),
-        rows if bias is None else bias, *((pre, pre) if backward else leaving(pre)), *leaving(act),
-        *leaving(dpre), rows if partial is None else partial, M, N, K,
+        rows if bias is None else bias, *hidden(pre), *hidden(act), *hidden(dpre),
+        rows if partial is None else partial, M, N, K,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, BACKWARD=backward,
         HAS_BIAS=bias is not None, NEED_ACT=act is not None, NEED_B1=partial is not None,
-        TMA=config.tma_store, NUM_STAGES=config.num_stages, PERSISTENT=config.persistent > 0,
-        num_warps=config.num_warps,
+        TMA=config.tma_hidden, NUM_STAGES=config.num_stages, PERSISTENT=config.persistent > 0,
+        num_warps=config.num_warps, **config.register_limit,
     )  # fmt: skip
 
 
@@ -175,10 +178,8 @@ def epilogue_bwd(
     db1 = pre.new_empty(hidden, dtype=torch.float32) if need_bias else None
     if M == 0:
         return act, dpre, None if db1 is None else db1.zero_()
-    partial = None
-    if need_bias:
-        partial = pre.new_empty(cdiv(M, config.block_m), 1, hidden, dtype=torch.float32)
+    partial = bias_partials(cdiv(M, config.block_m), hidden, pre) if need_bias else None
     _run(dy, fc2_weight, None, pre, act, dpre, partial, config)
     if db1 is not None and partial is not None:
-        sum_partials(partial, [db1])
+        sum_bias_partials(partial, db1)
     return act, dpre, db1

@@ -138,7 +138,8 @@ class Plan:
                 ctypes.byref(chosen.algorithm),
                 None if workspace is None else workspace.data_ptr(), size, stream,
             )  # fmt: skip
-        check(status, "cublasLtMatmul", str(self.problem))
+        if status != SUCCESS:
+            check(status, "cublasLtMatmul", str(self.problem))
 
     def describe(self, algorithm: int) -> dict[str, int | float | None]:
         """What the library tells about an algorithm, by the header's names."""
@@ -171,9 +172,10 @@ class Plan:
         """The library's algorithms for this problem, those it expects to be fastest first."""
         found = (HeuristicResult * MAX_ALGORITHMS)()
         count = ctypes.c_int()
+        preference = describe_preference(self.problem)  # held: it is freed with its object
         status = load_library().cublasLtMatmulAlgoGetHeuristic(
             self.handle, self.matmul.pointer, self.weight.pointer, self.x.pointer, self.c.pointer,
-            self.out.pointer, describe_preference(self.problem).pointer, MAX_ALGORITHMS,
+            self.out.pointer, preference.pointer, MAX_ALGORITHMS,
             ctypes.byref(found), ctypes.byref(count),
         )  # fmt: skip
         check(status, "cublasLtMatmulAlgoGetHeuristic", str(self.problem))

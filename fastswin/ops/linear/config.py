@@ -159,43 +159,56 @@ def layer_norm_linear_blocker(K: int) -> str | None:
 
 
 def default_one_shot_config(
-    M: int, N: int, K: int, multiprocessors: int, capability: tuple[int, int]
+    M: int, N: int, K: int, multiprocessors: int, gather: bool = False
 ) -> OneShotConfig:
-    """Heuristic: the largest tile that leaves a program to most multiprocessors.
+    """Heuristic: the largest tile that gives most multiprocessors a program.
 
-    Both operands of a program lie in registers: at most about 32 K values together, four warps up
-    to half of that.
+    A program holds its rows in fp32, its strip of weights in half precision and one accumulator a
+    slice; three quarters of its registers may go there.
     """
-    widest = 24 * 1024 if capability >= (8, 0) else 4 * 1024
-    best = (MIN_DOT, MIN_DOT)
-    for block_m, block_n in ((64, 64), (64, 32), (32, 64), (32, 32), (16, 32)):
-        if block_m >= 2 * max(M, MIN_DOT) or block_n >= 2 * N:
+    slices = 4 if gather else 1  # a slice is a neighbour
+    narrowest = min(part for part in split_columns(K) or (MIN_DOT, 0) if part)
+    while not gather and 2 * slices <= min(16, K // 48, narrowest // MIN_DOT):
+        slices *= 2
+    tiles = ((64, 64), (32, 64), (64, 32), (32, 32), (16, 32), (16, 16))
+    chosen = (*tiles[-1], max(8, slices))
+    for block_m, block_n in tiles:
+        if block_m >= 2 * max(M, MIN_DOT) or block_n >= 2 * max(N, MIN_DOT):
             continue
-        if (block_m + block_n) * K > widest:
+        values = block_m * K + block_n * K // 2 + slices * block_m * block_n
+        warps = next((w for w in (4, 8, 16) if w >= slices and _registers_fit(values, w)), None)
+        if warps is None:
             continue
-        best = (block_m, block_n)
-        if cdiv(M, block_m) * cdiv(N, block_n) >= 0.7 * multiprocessors:
+        chosen = (block_m, block_n, warps)
+        if cdiv(M, block_m) * cdiv(N, block_n) >= 0.6 * multiprocessors:
             break
-    warps = 8 if (best[0] + best[1]) * K > 16 * 1024 else 4
-    return OneShotConfig(*best, warps)
+    return OneShotConfig(chosen[0], chosen[1], slices, chosen[2])
+
+
+def _registers_fit(values: int, warps: int) -> bool:
+    threads = 32 * warps
+    return values <= 0.75 * threads * min(255, 65536 // threads)
 
 
 def default_sliced_config(
     M: int, N: int, K: int, multiprocessors: int, capability: tuple[int, int]
 ) -> SlicedConfig:
     """Heuristic: as above for the tile; as many slices as there are warps, where K allows."""
-    tile = next(
+    block_m, block_n = next(
         (
             (block_m, block_n)
             for block_m, block_n in ((64, 64), (64, 32), (32, 32), (16, 32))
-            if cdiv(M, block_m) * cdiv(N, block_n) >= 0.7 * multiprocessors
+            if cdiv(M, block_m) * cdiv(N, block_n) >= 0.6 * multiprocessors
         ),
         (MIN_DOT, 32 if N >= 32 else MIN_DOT),
     )
-    block_k = 64 if K % 512 == 0 else 32
-    slices = next(s for s in (8, 4, 2, 1) if K % (s * block_k) == 0 or s == 1)
-    stages = 4 if capability >= (9, 0) else 2
-    return SlicedConfig(*tile, block_k, slices, 8 if slices == 8 else 4, stages)
+    # a step of all slices holds 512 channels at most: deeper loads gain nothing, shared memory ends
+    block_k = 64 if K % 64 == 0 else (32 if K % 32 == 0 else MIN_DOT)
+    slices = next(s for s in (8, 4, 2, 1) if K % (s * block_k) == 0)
+    step_bytes = 2 * (block_m + block_n) * block_k * slices
+    budget = (200 if capability >= (9, 0) else 90) * 1024
+    stages = max(1, min(4, budget // step_bytes))
+    return SlicedConfig(block_m, block_n, block_k, slices, max(4, slices), stages)
 
 
 def one_shot_blocker(K: int, config: OneShotConfig | None = None) -> str | None:

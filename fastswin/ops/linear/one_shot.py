@@ -7,11 +7,13 @@ With 49 to 3,136 rows a block's product takes under a microsecond of arithmetic;
 launch, the way of x from L2 and a chain of dependent steps. Two forms, both of which ask for the
 weights before they wait for the kernel in front (_triton/pdl.py):
 
-- ``one-shot`` has no loop over K: a program holds its strip of weights ``[BLOCK_N, K]`` in registers
-  when the wait ends, then x arrives in one go, is normalised (LayerNorm) and multiplied.
-- ``sliced`` serves K too long for that (fc2): the tile is cut along K into SLICES that are multiplied
-  side by side by different warps, as one batched product, and summed at the end in a fixed order.
-  A chain of K / 16 tensor-core steps becomes one of K / (16 * SLICES).
+- ``one-shot`` has no loop over K: a program holds its strip of weights ``[BLOCK_N, K]`` in
+  registers when the wait ends, then x arrives in one go, is normalised and multiplied.
+- ``sliced`` serves K too long for that (fc2): K is walked over in steps.
+
+Both cut a tile along K into SLICES that different warps multiply side by side, as one batched
+product, and sum at the end in a fixed order: a chain of K / 16 tensor-core steps, 33 cycles each,
+becomes one of K / (16 * SLICES), and no warp needs all of x.
 
 2 M N K FLOPs; every program reads its whole strip, so L2 delivers
 ``M N K (1 / BLOCK_M + 1 / BLOCK_N) * itemsize`` bytes.
@@ -70,7 +72,7 @@ def _load_rows(
 ):  # fmt: skip
     """Channels ``k`` of the activations' rows, offset added; in their dtype without one.
 
-    To gather, a slice is a neighbour: (even row, even column), (odd, even), (even, odd), (odd, odd).
+    To gather, a slice is a neighbour: (row, column) even-even, odd-even, even-odd, odd-odd.
     """
     if GATHER:
         C: tl.constexpr = K // 4
@@ -247,7 +249,7 @@ def one_shot_linear_fwd(
     M = out.numel() // N
     capability = device_capability(x.device)
     if config is None:
-        config = default_one_shot_config(M, N, K, multiprocessor_count(x.device), capability)
+        config = default_one_shot_config(M, N, K, multiprocessor_count(x.device), gather)
     columns = split_columns(K)  # of 4C: four times those of C
     assert columns is not None  # one_shot_blocker was asked before
     programs = cdiv(M, config.block_m) * cdiv(N, config.block_n)
@@ -256,8 +258,8 @@ def one_shot_linear_fwd(
             x, weight, x if bias is None else bias, x if offset is None else offset,
             x if residual is None else residual, out, M, H, W, 0.0 if eps is None else eps,
             N=N, KA=columns[0], KB=columns[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-            SLICES=config.slices, NORMALIZE=eps is not None, GATHER=gather, HAS_BIAS=bias is not None,
-            HAS_OFFSET=offset is not None, GELU=activation == "gelu",
+            SLICES=config.slices, NORMALIZE=eps is not None, GATHER=gather,
+            HAS_BIAS=bias is not None, HAS_OFFSET=offset is not None, GELU=activation == "gelu",
             HAS_RESIDUAL=residual is not None, num_warps=config.num_warps,
             **pdl_options(pdl, capability),
         )  # fmt: skip

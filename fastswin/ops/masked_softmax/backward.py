@@ -184,8 +184,9 @@ def _softmax_bwd_long_kernel(
     CAUSAL: tl.constexpr, HAS_LENS: tl.constexpr,
     NEEDS_DX: tl.constexpr, NEEDS_SUM: tl.constexpr,
     P: tl.constexpr, V: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
+    WALKS: tl.constexpr,
 ):  # fmt: skip
-    """Each program walks along every ``programs``-th row, in chunks of P * V keys.
+    """One row per program, or every ``programs``-th if it WALKS, in chunks of P * V keys.
 
     Every chunk but the first KEPT, which stay in registers, is read twice, the second time from
     the L2 cache as long as the rows under way fit there together: what is read for the last time
@@ -199,7 +200,10 @@ def _softmax_bwd_long_kernel(
     lane = tl.arange(0, P)[:, None] * V + tl.arange(0, V)[None, :]
     zero = tl.where(scale != scale, 1, 0).to(tl.int16)  # scale is finite
     pid = tl.program_id(0)
-    for turn in range((rows - pid + programs - 1) // programs):
+    turns = 1
+    if WALKS:
+        turns = (rows - pid + programs - 1) // programs
+    for turn in range(turns):
         row = pid + turn * programs
         i2 = row % D2
         i1 = row // D2 % D1
@@ -223,8 +227,11 @@ def _softmax_bwd_long_kernel(
                 y_row, g_row, c * BLOCK + lane, live, limit, y_key, g_key, PREFIX, "evict_first"
             )
             dots += tl.sum(y.to(tl.float32) * g.to(tl.float32), 1)
-            kept_y = kept_y + (_packed(y, zero),)
-            kept_g = kept_g + (_packed(g, zero),)
+            if V > 1:
+                y = _packed(y, zero)
+                g = _packed(g, zero)
+            kept_y = kept_y + (y,)
+            kept_g = kept_g + (g,)
         for c in tl.range(KEPT, chunks, num_stages=STAGES):
             col = c * BLOCK + lane
             y_chunk, g_chunk = _long_pair(

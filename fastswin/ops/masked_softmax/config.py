@@ -88,7 +88,7 @@ def default_config(
     tensors = (2 if direction == "backward" else 1) + (1 if looped else 0)
     budget = MAX_VALUES_PER_THREAD if tensors == 1 else MAX_VALUES_PER_THREAD // 2
     if is_long(keys, direction, prefix):
-        return long_config(keys, itemsize, direction)
+        return long_config(keys, vector, itemsize, direction)
     if keys <= budget * WARP:
         steps = FORWARD_STEPS if looped and direction == "forward" else 0
         return _rows_per_warp(keys, vector, budget, prefix, steps)
@@ -146,7 +146,7 @@ def paired_config(keys: int, direction: Direction) -> SoftmaxConfig:
     return SoftmaxConfig(rows, lanes, 1, paired=True, programs_per_multiprocessor=32)
 
 
-def long_config(keys: int, itemsize: int, direction: Direction) -> SoftmaxConfig:
+def long_config(keys: int, vector: int, itemsize: int, direction: Direction) -> SoftmaxConfig:
     """Two passes; the kept chunks are those that the cache would lose first.
 
     Forward past 64K keys: 2 x 16,384 fp16 keys kept by 32 warps read at 94 % of the copy rate,
@@ -155,14 +155,12 @@ def long_config(keys: int, itemsize: int, direction: Direction) -> SoftmaxConfig
     """
     huge = keys > 65536
     warps = 4 if keys <= 8192 else 32 if huge and direction == "forward" else 16
-    vector = 16 // itemsize
-    block = WARP * warps * vector * 2
-    if direction == "backward" and not huge:
-        block //= 2
-    if huge and direction == "backward":
-        kept = min(4, keys // block)
+    block = WARP * warps * (16 // itemsize) * 2
+    if direction == "backward" and huge:
+        kept = 4 if vector * itemsize == 16 else 1  # halves loaded apart take a register each
         return SoftmaxConfig(
             1, block, warps, long=True, kept=kept, stages=3, programs_per_multiprocessor=0.72
         )
-    kept = min(2 if huge else 4, keys // block)
-    return SoftmaxConfig(1, block, warps, long=True, kept=kept)
+    if direction == "backward":
+        block //= 2
+    return SoftmaxConfig(1, block, warps, long=True, kept=min(2 if huge else 4, keys // block))

@@ -181,8 +181,8 @@ def _cut(
     """Row blocks, loop steps per program and runs; programs are row blocks times runs."""
     wanted = config.programs_per_multiprocessor * multiprocessors
     if config.long:
-        walked = direction == "backward" and wanted > 0
-        return min(plan.rows, max(1, int(wanted))) if walked else plan.rows, 1, 1
+        walks = direction == "backward" and wanted > 0
+        return min(plan.rows, max(1, int(wanted))) if walks else plan.rows, 1, 1
     blocks = -(-plan.rows // config.block_rows)
     wanted = wanted or PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
     runs = min(plan.loop, max(1, int(wanted // blocks)))  # one program too many is a wave too many
@@ -367,4 +367,6 @@ def backward_layout(
         "N_ALIGN": n_align, "CAUSAL": causal, "HAS_LENS": lens,
         "NEEDS_DX": needs_dx, "NEEDS_SUM": bool(summed), **_tiles(config, keys, vector),
     }  # fmt: skip
+    if config.long:
+        constants["WALKS"] = programs < plan.rows
     return Layout(plan, numbers, constants, programs, config.num_warps, config.form, runs)

@@ -31,7 +31,7 @@ SUM_WARPS = 8
 MAX_COLUMNS = 512
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["outer", "kept", "inner", "column_blocks"])
 def _softmax_sums_kernel(
     partial_ptr, out_ptr, outer, kept, inner, columns, column_blocks,
     TERMS: tl.constexpr, COLUMNS: tl.constexpr,

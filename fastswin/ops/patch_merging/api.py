@@ -1,11 +1,18 @@
-"""Public 2x2 gather: validation and dispatch."""
+"""Public 2x2 gather and merging: validation and dispatch."""
 
 from __future__ import annotations
 
 import torch
 import torch.nn.functional as F
 
-from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
+from fastswin._triton.available import (
+    Impl,
+    choose_impl,
+    why_no_gradient,
+    why_not_half,
+    why_not_triton,
+)
+from fastswin.ops.linear.config import OneShotConfig, one_shot_blocker
 from fastswin.ops.quantize.checks import check_steps, resolve_output, why_not_format
 from fastswin.ops.quantize.reference import quantize_ref
 
@@ -71,6 +78,66 @@ def gather_neighbours(
     from fastswin.ops.patch_merging.forward import gather_neighbours_fwd
 
     return gather_neighbours_fwd(x, layer_norm_eps, offset, output_scale, stored, pdl)
+
+
+def merge_neighbours(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None = None,
+    *,
+    layer_norm_eps: float | None = None,
+    offset: torch.Tensor | None = None,
+    impl: Impl = "auto",
+    config: OneShotConfig | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Patch merging in one kernel: 2x2 gather, LayerNorm and projection; for few tokens.
+
+    Args:
+        x, layer_norm_eps, offset, impl: as in :func:`gather_neighbours`.
+        weight: ``[N, 4C]`` in x's dtype.
+        bias: ``[N]`` or None.
+        config: tiles of the kernel; None takes the heuristic.
+        pdl: as in :func:`gather_neighbours`; no kernel in flight may write a weight.
+
+    Returns:
+        ``[B, ceil(H/2), ceil(W/2), N]`` in x's dtype; products accumulate in fp32.
+
+    Raises:
+        ValueError: a shape does not fit; the message names the argument.
+    """
+    if x.ndim != 4:
+        raise ValueError(f"x must be [B, H, W, C], got shape {tuple(x.shape)}")
+    N, K = weight.shape
+    if K != 4 * x.shape[3]:
+        raise ValueError(f"weight must be [N, {4 * x.shape[3]}], got {tuple(weight.shape)}")
+    for name, vector, size in (("bias", bias, N), ("offset", offset, K // 4)):
+        if vector is not None and tuple(vector.shape) != (size,):
+            raise ValueError(f"{name} must be [{size}], got {tuple(vector.shape)}")
+    chosen = choose_impl(
+        impl,
+        "merge_neighbours",
+        [
+            why_not_triton(x.device, x.dtype),
+            why_not_half(x.dtype),
+            why_no_gradient(x, weight, bias, offset),
+            merge_blocker(K // 4),
+            f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
+        ],
+    )
+    if chosen == "reference":
+        rows = _gather_neighbours_ref(x, layer_norm_eps, offset, x.dtype)
+        return F.linear(rows, weight, None if bias is None else bias.to(x.dtype))
+    from fastswin.ops.linear.one_shot import one_shot_linear_fwd
+
+    return one_shot_linear_fwd(
+        x, weight, bias, None, layer_norm_eps, offset, None, None, config, pdl, gather=True
+    )
+
+
+def merge_blocker(channels: int) -> str | None:
+    """Reason why one kernel cannot merge maps of so many channels, None where it can."""
+    return one_shot_blocker(4 * channels) or one_shot_blocker(channels)
 
 
 def _gather_neighbours_ref(

@@ -1,5 +1,5 @@
-"""Final LayerNorm and mean over tokens."""
+"""Final LayerNorm and mean over tokens, with the classifier behind them."""
 
-from fastswin.ops.pool.api import norm_pool
+from fastswin.ops.pool.api import norm_pool, norm_pool_head
 
-__all__ = ["norm_pool"]
+__all__ = ["norm_pool", "norm_pool_head"]

@@ -39,6 +39,7 @@ def window_attention(
     scale: float | None = None,
     logit_scale: torch.Tensor | None = None,
     qkv_bias: torch.Tensor | None = None,
+    sum_qkv_grad: bool = False,
     dropout_p: float = 0.0,
     dropout_seed: int | None = None,
     input_precision: InputPrecision = "ieee",
@@ -59,6 +60,9 @@ def window_attention(
             ``exp(min(logit_scale, ln 100))``. Excludes ``scale``.
         qkv_bias: ``[3C]``, what a padded token's qkv is where the map is no multiple of the
             window; None means zeros.
+        sum_qkv_grad: add the sum of qkv's gradient over all tokens to qkv_bias's gradient. For a
+            projection that added ``qkv_bias.detach()``: the kernel has those sums at hand, a pass
+            of its own over dqkv has not.
         dropout_p: probability of dropping an attention weight.
         dropout_seed: makes dropout replayable; None draws from torch's generator.
         input_precision: "tf32" lets fp32 products run on tensor cores.
@@ -86,12 +90,12 @@ def window_attention(
     if chosen == "reference":
         return window_attention_ref(
             qkv, bias, num_heads, window_size, shift_size, scale, logit_scale, qkv_bias,
-            dropout_p, seed,
+            dropout_p, seed, sum_qkv_grad,
         )  # fmt: skip
     differentiated = _needs_gradient(qkv, bias, logit_scale, qkv_bias)
     out, _ = training.window_attention(
         qkv.contiguous(), bias, logit_scale, qkv_bias, seed, scale, num_heads, window_size,
-        shift_size, input_precision == "tf32", dropout_p,
+        shift_size, input_precision == "tf32", dropout_p, sum_qkv_grad,
         differentiated and not takes_whole_windows(tokens, head_dim, qkv.element_size()),
     )  # fmt: skip
     return out

@@ -37,19 +37,19 @@ def _chosen(gradients: Sequence[torch.Tensor], needs: Sequence[bool]) -> list[Op
 
 def _image_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     qkv, bias, logit_scale, qkv_bias, seed = inputs[:5]
-    ctx.options = inputs[5:11]
+    ctx.options = inputs[5:12]
     needs = [t is not None and n for t, n in zip(inputs[:4], ctx.needs_input_grad, strict=False)]
     _keep(ctx, (qkv, bias, logit_scale, qkv_bias, seed), output, needs)
 
 
 def _image_gradient(ctx: Any, grad: Optional, _: Optional) -> tuple:
     if grad is None:
-        return (None,) * 12
+        return (None,) * 13
     qkv, bias, logit_scale, qkv_bias, seed, out, row_stats = ctx.saved_tensors
     found = torch.ops.fastswin.window_attention_bwd(
         grad, qkv, out, row_stats, bias, logit_scale, qkv_bias, seed, *ctx.options, ctx.needs
     )
-    return (*_chosen(found, ctx.needs), *(None,) * 8)
+    return (*_chosen(found, ctx.needs), *(None,) * 9)
 
 
 def _partitioned_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -115,25 +115,25 @@ def _second_order(
 
 def _image_bwd_context(ctx: Any, inputs: tuple, output: tuple) -> None:
     grad, qkv, _, _, bias, logit_scale, qkv_bias, seed = inputs[:8]
-    ctx.options, ctx.needs = inputs[8:14], inputs[14]
+    ctx.options, ctx.needs = inputs[8:15], inputs[15]
     ctx.set_materialize_grads(False)
     ctx.save_for_backward(grad, qkv, bias, logit_scale, qkv_bias, seed)
 
 
 def _image_bwd_gradient(ctx: Any, *cotangents: Optional) -> tuple:
     grad, *tensors, seed = ctx.saved_tensors
-    scale, heads, window, shift, _, dropout_p = ctx.options
+    scale, heads, window, shift, _, dropout_p, sum_qkv_grad = ctx.options
 
     def forward(
         qkv: torch.Tensor, bias: Optional, logit_scale: Optional, qkv_bias: Optional
     ) -> torch.Tensor:
         return window_attention_ref(
             qkv, bias, heads, tuple(window), tuple(shift), scale, logit_scale, qkv_bias,
-            dropout_p, seed,
+            dropout_p, seed, sum_qkv_grad,
         )  # fmt: skip
 
     d_grad, *rest = _second_order(forward, grad, tensors, ctx.needs, cotangents)
-    return d_grad, rest[0], None, None, *rest[1:], *(None,) * 8
+    return d_grad, rest[0], None, None, *rest[1:], *(None,) * 9
 
 
 def _partitioned_bwd_context(ctx: Any, inputs: tuple, output: tuple) -> None:

@@ -20,6 +20,7 @@ from fastswin._triton.device import device_capability
 from fastswin.ops.window_attention.backward_config import (
     BackwardConfig,
     TiledBackwardConfig,
+    WholeBackwardConfig,
     default_backward_config,
 )
 from fastswin.ops.window_attention.backward_problem import BackwardProblem, Needs, Partials
@@ -48,12 +49,12 @@ class Sums:
     Attributes:
         bias: ``[nH, N, N]``.
         logit_scale: ``[nH]``, of ``log(temperature)``, before its clamp.
-        pad: ``[3C]``.
+        qkv_bias: ``[3C]``, over padded tokens or over all.
     """
 
     bias: torch.Tensor | None
     logit_scale: torch.Tensor | None
-    pad: torch.Tensor | None
+    qkv_bias: torch.Tensor | None
 
 
 def window_attention_bwd(
@@ -89,8 +90,12 @@ def window_attention_bwd(
     dqkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     if shape.padding_slots and qkv_bias is None:
         qkv_bias = qkv.new_zeros(3 * C)
-    needs = dataclasses.replace(needs, pad=needs.pad and shape.padding_slots > 0)
     config = config or _default_config(qkv, shape.tokens, shape.head_dim)
+    whole = isinstance(config, WholeBackwardConfig)  # sums all tokens, padded ones too, as it goes
+    padded = needs.pad and shape.padding_slots > 0
+    needs = dataclasses.replace(needs, pad=padded and not (whole and needs.qkv_sum))
+    if needs.qkv_sum and not whole:
+        needs = dataclasses.replace(needs, q=True, k=True, v=True)
     if isinstance(config, TiledBackwardConfig) and (out is None or row_stats is None):
         row_stats = _new_stats(qkv, shape.windows, shape.heads, shape.tokens)
         out = window_attention_fwd(
@@ -102,7 +107,12 @@ def window_attention_bwd(
         head_scale, qkv_bias, scale, tf32, dropout, needs, dqkv, dqkv[..., C:], dqkv[..., 2 * C :],
         [*qkv_strides(shape), output_strides(shape), qkv_strides(shape)[0]],
     )  # fmt: skip
-    return dqkv, _finish(problem, _launch(problem, config))
+    sums = _finish(problem, _launch(problem, config))
+    if needs.qkv_sum and not whole:
+        total = dqkv.flatten(0, 2).sum(0, dtype=torch.float32)
+        total = total if sums.qkv_bias is None else total + sums.qkv_bias
+        sums = dataclasses.replace(sums, qkv_bias=total)
+    return dqkv, sums
 
 
 def window_attention_partitioned_bwd(
@@ -170,13 +180,14 @@ def _empty_partials(problem: BackwardProblem) -> Partials:
         none(0, shape.heads, shape.tokens, shape.tokens) if needs.bias else None,
         none(0, shape.heads) if needs.logit_scale else None,
         none(0, 0, 2 * shape.heads * shape.head_dim) if needs.pad else None,
+        none(0, 3, shape.heads, shape.head_dim) if needs.qkv_sum else None,
     )
 
 
 def _finish(problem: BackwardProblem, partials: Partials) -> Sums:
     """Second stage: add what the programs left."""
     N = problem.shape.tokens
-    bias = logit_scale = pad = None
+    bias = logit_scale = qkv_bias = None
     if partials.bias is not None:
         bias = partials.bias.sum(0)[:, :N, :N].contiguous()
     if partials.logit_scale is not None:
@@ -184,5 +195,7 @@ def _finish(problem: BackwardProblem, partials: Partials) -> Sums:
     if partials.pad is not None:
         keys_and_values = partials.pad.sum((0, 1))
         zeros = keys_and_values.new_zeros(keys_and_values.shape[0] // 2)
-        pad = torch.cat((zeros, keys_and_values))
-    return Sums(bias, logit_scale, pad)
+        qkv_bias = torch.cat((zeros, keys_and_values))
+    if partials.qkv is not None:
+        qkv_bias = partials.qkv.sum(0).flatten()
+    return Sums(bias, logit_scale, qkv_bias)

@@ -18,7 +18,10 @@ from fastswin.ops.window_attention.packing import LOG2_E
 
 @dataclasses.dataclass(frozen=True)
 class Needs:
-    """Which gradients are asked for; ``pad`` is that of the padded tokens' qkv."""
+    """Which gradients are asked for.
+
+    ``pad`` is the sum of the padded tokens' dqkv, ``qkv_sum`` that of all tokens'.
+    """
 
     q: bool
     k: bool
@@ -26,6 +29,7 @@ class Needs:
     bias: bool
     logit_scale: bool
     pad: bool
+    qkv_sum: bool
 
     @property
     def any(self) -> bool:
@@ -118,11 +122,13 @@ class Partials:
         bias: ``[runs, nH, >= N, >= N]``.
         logit_scale: ``[..., nH, ...]`` with the head on axis 1.
         pad: ``[B, slots, 2C]``.
+        qkv: ``[runs, 3, nH, D]``.
     """
 
     bias: torch.Tensor | None
     logit_scale: torch.Tensor | None
     pad: torch.Tensor | None
+    qkv: torch.Tensor | None = None
 
 
 def flatten_strides(strides: list[Strides]) -> list[int]:

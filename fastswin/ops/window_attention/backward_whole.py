@@ -47,7 +47,7 @@ from fastswin.ops.window_attention.tile import (
 @triton.jit
 def _window_attention_bwd_kernel(
     q_ptr, k_ptr, v_ptr, grad_ptr, dq_ptr, dk_ptr, dv_ptr, dbias_ptr, dscale_ptr, dpad_ptr,
-    bias_ptr, mask_ptr, head_scale_ptr, pad_ptr, seed_ptr,
+    dsum_ptr, bias_ptr, mask_ptr, head_scale_ptr, pad_ptr, seed_ptr,
     scale, grad_scale, drop_threshold, keep_factor,
     H, W, windows_per_col, windows_per_row, num_masks, windows, runs, steps, slots,
     q_stride_image, q_stride_row, q_stride_head,
@@ -61,7 +61,7 @@ def _window_attention_bwd_kernel(
     HAS_MASK: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
     NEEDS_Q: tl.constexpr, NEEDS_K: tl.constexpr, NEEDS_V: tl.constexpr,
     NEEDS_BIAS: tl.constexpr, NEEDS_SCALE: tl.constexpr, NEEDS_PAD: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
+    NEEDS_SUM: tl.constexpr, NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program per (run of windows, head)."""
     exact: tl.constexpr = q_ptr.dtype.element_ty == tl.float32 and PRECISION == "ieee"
@@ -87,6 +87,11 @@ def _window_attention_bwd_kernel(
         seed = tl.load(seed_ptr)
     dbias = tl.zeros([NP, NP], tl.float32)
     dscale = tl.zeros([NP], tl.float32)
+    # element-wise in the loop: a sum over tokens would cross warps for every window. Without norms
+    # the keys' sum is 0: rowsum(dS) = 0, softmax does not see what all keys have in common
+    dq_sum = tl.zeros([NP, BLOCK_D], tl.float32)
+    dk_sum = tl.zeros([NP, BLOCK_D], tl.float32)
+    dv_sum = tl.zeros([NP, BLOCK_D], tl.float32)
 
     for i in tl.range(0, steps, num_stages=NUM_STAGES):
         wanted = run + i * runs
@@ -140,15 +145,17 @@ def _window_attention_bwd_kernel(
             kept = p * weights
             dp = dp * weights
         d_image = image * d_stride_image
-        if NEEDS_V or NEEDS_PAD:
+        if NEEDS_V or NEEDS_PAD or NEEDS_SUM:
             dv = tl.dot(tl.trans(kept.to(v.dtype)), do, input_precision=PRECISION)
+            if NEEDS_SUM:
+                dv_sum += dv
             if NEEDS_V:
                 store_rows(dv_ptr + d_image, dv, row, real, d_stride_row, D, BLOCK_D)
         ds = p * (dp - tl.sum(p * dp, 1)[:, None])
         if NEEDS_BIAS:
             dbias += ds
         ds_half = ds.to(q.dtype)
-        if NEEDS_Q or NEEDS_SCALE:
+        if NEEDS_Q or NEEDS_SCALE or NEEDS_SUM:
             unit = k
             if COSINE:
                 unit = (k.to(tl.float32) * k_norm[:, None]).to(k.dtype)
@@ -156,15 +163,19 @@ def _window_attention_bwd_kernel(
             if COSINE:
                 dq, along = normalize_gradient(q, q_norm, dq)
                 dscale += along
+            if NEEDS_SUM:
+                dq_sum += dq
             if NEEDS_Q:
                 store_rows(dq_ptr + d_image, dq, row, real, d_stride_row, D, BLOCK_D)
-        if NEEDS_K or NEEDS_PAD:
+        if NEEDS_K or NEEDS_PAD or NEEDS_SUM:
             unit_q = q
             if COSINE:
                 unit_q = (q.to(tl.float32) * q_norm[:, None]).to(q.dtype)
             dk = tl.dot(tl.trans(ds_half), unit_q, input_precision=PRECISION) * grad_scale
             if COSINE:
                 dk, _ = normalize_gradient(k, k_norm, dk)
+            if NEEDS_SUM and COSINE:
+                dk_sum += dk
             if NEEDS_K:
                 store_rows(dk_ptr + d_image, dk, row, real, d_stride_row, D, BLOCK_D)
             if NEEDS_PAD:
@@ -176,6 +187,12 @@ def _window_attention_bwd_kernel(
         tl.store(dbias_ptr + (run * NH + head).to(tl.int64) * (NP * NP) + offset, dbias)
     if NEEDS_SCALE:
         tl.store(dscale_ptr + run * NH + head, tl.sum(dscale, 0))
+    if NEEDS_SUM:
+        d = tl.arange(0, BLOCK_D)
+        sum_ptr = dsum_ptr + run.to(tl.int64) * (3 * C) + head * D
+        tl.store(sum_ptr + d, tl.sum(dq_sum, 0), mask=d < D)
+        tl.store(sum_ptr + C + d, tl.sum(dk_sum, 0), mask=d < D)
+        tl.store(sum_ptr + 2 * C + d, tl.sum(dv_sum, 0), mask=d < D)
 
 
 def launch_whole(problem: BackwardProblem, config: WholeBackwardConfig) -> Partials:
@@ -183,7 +200,7 @@ def launch_whole(problem: BackwardProblem, config: WholeBackwardConfig) -> Parti
     shape, needs, grad = problem.shape, problem.needs, problem.grad
     runs = number_of_runs(config.programs, shape.heads, shape.windows)
     steps = -(-shape.windows // runs)
-    dbias = dscale = grad
+    dbias = dscale = dsum = grad
     NP = problem.bias.shape[-1]
     if needs.bias:
         dbias = torch.empty(
@@ -191,18 +208,24 @@ def launch_whole(problem: BackwardProblem, config: WholeBackwardConfig) -> Parti
         )  # fmt: skip
     if needs.logit_scale:
         dscale = torch.empty(runs, shape.heads, dtype=torch.float32, device=grad.device)
+    if needs.qkv_sum:
+        dsum = torch.empty(
+            runs, 3, shape.heads, shape.head_dim, dtype=torch.float32, device=grad.device
+        )
     dpad = problem.new_padding_gradient()
     launch(
         _window_attention_bwd_kernel, runs * shape.heads,
         problem.q, problem.k, problem.v, grad, problem.dq, problem.dk, problem.dv, dbias,
-        dscale, dpad, *problem.tables, *problem.extents, shape.windows, runs, steps,
+        dscale, dpad, dsum, *problem.tables, *problem.extents, shape.windows, runs, steps,
         shape.padding_slots, *flatten_strides(problem.strides), **problem.constants,
         NEEDS_Q=needs.q, NEEDS_K=needs.k, NEEDS_V=needs.v, NEEDS_BIAS=needs.bias,
-        NEEDS_SCALE=needs.logit_scale, NEEDS_PAD=needs.pad, NUM_STAGES=config.num_stages,
+        NEEDS_SCALE=needs.logit_scale, NEEDS_PAD=needs.pad,
+        NEEDS_SUM=needs.qkv_sum, NUM_STAGES=config.num_stages,
         num_warps=config.num_warps,
     )  # fmt: skip
     return Partials(
         dbias if needs.bias else None,
         dscale if needs.logit_scale else None,
         dpad if needs.pad else None,
+        dsum if needs.qkv_sum else None,
     )

@@ -104,9 +104,12 @@ def window_attention_ref(
     qkv_bias: torch.Tensor | None,
     dropout_p: float = 0.0,
     seed: torch.Tensor | None = None,
+    sum_qkv_grad: bool = False,
 ) -> torch.Tensor:
     """``qkv [B, H, W, 3C]`` in image order to ``[B, H, W, C]``; see the public function."""
     B, H, W, channels = qkv.shape
+    if sum_qkv_grad and qkv_bias is not None:
+        qkv = qkv + (qkv_bias - qkv_bias.detach()).to(qkv.dtype)  # zeros that pass a gradient
     head_dim = channels // (3 * num_heads)
     rows, cols = num_windows((H, W), window_size)
     padded = (rows * window_size[0], cols * window_size[1])

@@ -27,7 +27,8 @@ Optional = torch.Tensor | None
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _IMAGE = "Tensor? bias, Tensor? logit_scale, Tensor? qkv_bias, Tensor? seed"
 _IMAGE_OPTIONS = (
-    "float scale, int num_heads, int[2] window_size, int[2] shift_size, bool tf32, float dropout_p"
+    "float scale, int num_heads, int[2] window_size, int[2] shift_size, bool tf32, "
+    "float dropout_p, bool sum_qkv_grad"
 )
 _PARTITIONED = "Tensor? bias, Tensor? mask, Tensor? logit_scale, Tensor? seed"
 _PARTITIONED_OPTIONS = "float scale, bool tf32, float dropout_p"
@@ -75,6 +76,7 @@ def _fwd(
     shift_size: Sequence[int],
     tf32: bool,
     dropout_p: float,
+    sum_qkv_grad: bool,
     save_stats: bool,
 ) -> Tensors2:
     from fastswin.ops.window_attention.forward import window_attention_fwd
@@ -107,6 +109,7 @@ def _fwd_fake(
     shift_size: Sequence[int],
     tf32: bool,
     dropout_p: float,
+    sum_qkv_grad: bool,
     save_stats: bool,
 ) -> Tensors2:
     out = qkv.new_empty(*qkv.shape[:3], qkv.shape[3] // 3)
@@ -140,6 +143,7 @@ def _bwd(
     shift_size: Sequence[int],
     tf32: bool,
     dropout_p: float,
+    sum_qkv_grad: bool,
     needs: Sequence[bool],
 ) -> Tensors4:
     from fastswin.ops.window_attention.backward import window_attention_bwd
@@ -149,16 +153,19 @@ def _bwd(
 
     window, shift = _pair(window_size), _pair(shift_size)
     packed, head_scale = pack_tables(bias, logit_scale, num_heads, window, shift, qkv.device)
-    wanted = Needs(needs[0], needs[0], needs[0], needs[1], needs[2], needs[3])
+    wanted = Needs(
+        needs[0], needs[0], needs[0], needs[1], needs[2], needs[3], needs[3] and sum_qkv_grad
+    )
     dqkv, sums = window_attention_bwd(
         grad, qkv, out, row_stats, packed, head_scale, qkv_bias, scale, num_heads, window, shift,
         tf32, wanted, None if seed is None else Dropout(seed, dropout_p),
     )  # fmt: skip
     dbias, dlogit_scale = _shared_gradients(sums, bias, logit_scale, qkv)
-    dpad = qkv.new_empty(0)
+    dqkv_bias = qkv.new_empty(0)
     if needs[3] and qkv_bias is not None:
-        dpad = torch.zeros_like(qkv_bias) if sums.pad is None else sums.pad.to(qkv_bias.dtype)
-    return dqkv if needs[0] else qkv.new_empty(0), dbias, dlogit_scale, dpad
+        found = sums.qkv_bias
+        dqkv_bias = torch.zeros_like(qkv_bias) if found is None else found.to(qkv_bias.dtype)
+    return dqkv if needs[0] else qkv.new_empty(0), dbias, dlogit_scale, dqkv_bias
 
 
 def _shared_gradients(
@@ -196,6 +203,7 @@ def _bwd_fake(
     shift_size: Sequence[int],
     tf32: bool,
     dropout_p: float,
+    sum_qkv_grad: bool,
     needs: Sequence[bool],
 ) -> Tensors4:
     return (
@@ -283,7 +291,7 @@ def _partitioned_bwd(
     packed, head_scale = pack_tables(bias, logit_scale, heads, (1, N), (0, 0), q.device)
     (dq, dk, dv), sums = window_attention_partitioned_bwd(
         grad, q, k, v, out, row_stats, packed, pack_mask(mask), head_scale, scale, tf32,
-        Needs(needs[0], needs[1], needs[2], needs[3], needs[4], pad=False),
+        Needs(needs[0], needs[1], needs[2], needs[3], needs[4], pad=False, qkv_sum=False),
         None if seed is None else Dropout(seed, dropout_p),
     )  # fmt: skip
     return dq, dk, dv, *_shared_gradients(sums, bias, logit_scale, q)

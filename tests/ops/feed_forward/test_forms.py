@@ -23,10 +23,10 @@ HALF = [torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
 EVERYTHING = [True] * 4
 NAMES = ("dx", "dfc1_weight", "dfc1_bias", "dfc2_weight")
 
-POINTERS = FusedConfig(16, 32, 4, 2, programs=2)
-COPY_ENGINE = FusedConfig(16, 64, 4, 1, tma=True, tma_store=True, programs=3)
+POINTERS = FusedConfig(16, 32, 4, 2)
+COPY_ENGINE = FusedConfig(16, 64, 4, 1, tma=True, tma_store=True)
 ONE_TILE_EACH = EpilogueConfig(32, 64, 16, 4, 2)
-PERSISTENT = EpilogueConfig(16, 32, 32, 4, 1, persistent=1, tma_store=True)
+PERSISTENT = EpilogueConfig(16, 32, 32, 4, 1, persistent=1, tma_hidden=True)
 FORMS = {
     "fused": FeedForwardConfig(POINTERS, POINTERS),
     "fused-tma": FeedForwardConfig(COPY_ENGINE, COPY_ENGINE),
@@ -72,7 +72,7 @@ def judge(actual, t, dy, dtype):
 
 
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-@pytest.mark.parametrize("rows", [77, 1], ids="{}_rows".format)
+@pytest.mark.parametrize("rows", [37, 1], ids="{}_rows".format)
 @pytest.mark.parametrize("form", FORMS)
 def test_every_gradient_matches_fp64(form, rows, dtype, randn):
     t = operands(randn, rows, 48, 128, dtype, bias=rows != 1)

@@ -121,7 +121,7 @@ def test_fp8_to_fp8(bias_dtype, shape, gelu):
 def test_fp8_output_saturates():
     x = torch.full((64, 64), 448.0).to(FP8)
     y = run(
-        x=x, weight=torch.cat([x, -x.float()]).to(FP8), scale=torch.ones(1),
+        x=x, weight=torch.cat([x.float(), -x.float()]).to(FP8), scale=torch.ones(1),
         output_inverse=torch.ones(1), out_dtype=FP8,
     ).float()  # fmt: skip
     assert (y[:, :64] == 448).all()

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import ctypes
 import types
+import weakref
 
 import pytest
 import torch
 from library_linear_cases import operand
 
+from fastswin import ops
 from fastswin.ops.library_linear import launch, plan
 from fastswin.ops.library_linear.constants import HeuristicResult, Matmul
 from fastswin.ops.library_linear.library import LibraryLinearError
@@ -180,6 +182,28 @@ def test_algorithm_beyond_the_list_is_refused_before_the_launch(monkeypatch):
     assert len(recorder.calls) == 1
 
 
+def test_limits_of_the_search_live_while_it_runs(monkeypatch):
+    """Freed with its object: a preference that nobody holds is a dangling pointer by then."""
+    held: list[weakref.ref] = []
+    alive: list[bool] = []
+    original = plan.describe_preference
+
+    def describe_preference(problem):
+        made = original(problem)
+        held.append(weakref.ref(made))
+        return made
+
+    class Search(Recorder):
+        def cublasLtMatmulAlgoGetHeuristic(self, *arguments):  # noqa: N802
+            alive.extend(reference() is not None for reference in held)
+            return super().cublasLtMatmulAlgoGetHeuristic(*arguments)
+
+    monkeypatch.setattr(plan, "describe_preference", describe_preference)
+    problem = Problem(4, 32, 16, torch.float16, torch.float16)
+    make_plan(monkeypatch, problem, Search(), Pointers(16, 32, 48))
+    assert alive == [True]
+
+
 @pytest.mark.parametrize(("algorithms", "state"), [(0, 0), (2, 15)], ids=["none", "unusable"])
 def test_problem_without_algorithm_is_named(monkeypatch, algorithms, state):
     problem = Problem(4, 32, 16, torch.float16, torch.float16)
@@ -193,3 +217,55 @@ def test_failed_launch_names_the_problem(monkeypatch):
     made = make_plan(monkeypatch, problem, Recorder(status=13), pointers)
     with pytest.raises(LibraryLinearError, match=r"cublasLtMatmul for .*EXECUTION_FAILED"):
         made.launch(pointers, 0)
+
+
+@pytest.fixture
+def recorded(monkeypatch):
+    """The way from the public function to the launch, for tensors on a CPU."""
+    from fastswin.ops.library_linear import api
+
+    calls: list[tuple] = []
+
+    def note(pointers, stream, algorithm):
+        calls.append((pointers, stream, algorithm))
+
+    def plan_for(problem, index, pointers):
+        return types.SimpleNamespace(launch=note, problem=problem)
+
+    monkeypatch.setattr(api, "_use_library", lambda *arguments, **words: True)
+    monkeypatch.setattr(launch, "plan_for", plan_for)
+    monkeypatch.setattr(
+        torch.cuda, "current_stream", lambda device: types.SimpleNamespace(cuda_stream=7)
+    )
+    return calls
+
+
+def test_call_reaches_the_launch_on_the_current_stream(recorded):
+    x, weight = operand((2, 3, 16), torch.float16, 1), operand((32, 16), torch.float16, 2)
+    into = torch.zeros(2, 3, 32).half()
+    y = ops.library_linear(x, weight, residual=into, out=into, config=3)
+    ((pointers, stream, algorithm),) = recorded
+    assert (stream, algorithm) == (7, 3)
+    assert (pointers.x, pointers.weight) == (x.data_ptr(), weight.data_ptr())
+    assert pointers.residual == pointers.out == into.data_ptr()
+    assert y is into
+
+
+def test_step_of_the_output_becomes_the_factor_that_the_library_wants(recorded, monkeypatch):
+    seen = {}
+    monkeypatch.setattr(
+        launch, "describe", lambda *given: (seen.update(inverse=given[7]), Pointers(0, 0, 0))
+    )
+    y = ops.library_linear(
+        torch.zeros(4, 16).to(FP8), torch.zeros(32, 16).to(FP8), scale=torch.ones(1),
+        output_scale=torch.tensor([0.25]), out_dtype=FP8,
+    )  # fmt: skip
+    assert seen["inverse"].item() == 4
+    assert (y.shape, y.dtype) == ((4, 32), FP8)
+    assert recorded[0][2] == 0
+
+
+def test_no_rows_are_no_launch(recorded):
+    y = ops.library_linear(torch.zeros(0, 16).half(), torch.zeros(32, 16).half())
+    assert y.shape == (0, 32)
+    assert recorded == []

@@ -137,6 +137,52 @@ def test_any_cut_gives_the_same_result(rows, steps, randn):
     assert torch.allclose(dbias, ds.sum(0), atol=1e-5)
 
 
+def gradients(grad, y, bias, config):
+    """dx and dbias, twice: the same bits."""
+    needs = (True, bias is not None, False)
+    runs = [
+        masked_softmax_bwd(grad, y, bias, None, None, 0.5, False, needs, config=config)[:2]
+        for _ in range(2)
+    ]
+    assert all(torch.equal(a, b) for a, b in zip(*runs, strict=True))
+    return runs[0]
+
+
+@pytest.mark.parametrize("programs", [0.01, 0.1, 32])
+@pytest.mark.parametrize("heads", [2, 3], ids=["even rows", "odd rows"])
+def test_any_number_of_programs_gives_the_same_bias_gradient(heads, programs, randn):
+    y = randn(12, heads, 7, 7, dtype=torch.float16).softmax(-1)
+    grad, bias = randn(12, heads, 7, 7, dtype=torch.float16), randn(heads, 7, 7)
+    config = SoftmaxConfig(8, 8, 1, paired=True, programs_per_multiprocessor=programs)
+    dx, dbias = gradients(grad, y, bias, config)
+    p, g = y.double(), grad.double()
+    ds = p * (g - (p * g).sum(-1, keepdim=True))
+    assert torch.allclose(dx.double(), 0.5 * ds, atol=1e-3)
+    assert torch.allclose(dbias.double(), ds.sum(0), atol=1e-5)
+
+
+def test_rows_without_pairs_are_refused_where_pairs_are_asked_for(randn):
+    y, config = randn(3, 3, 7, 7, dtype=torch.float16), SoftmaxConfig(8, 8, 1, paired=True)
+    with pytest.raises(ValueError, match="paired does not apply: 21 rows are no whole number"):
+        masked_softmax_bwd(
+            y, y, randn(3, 7, 7), None, None, 1.0, False, (True, True, False), config=config
+        )
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize("kept", [0, 2, 9])
+@pytest.mark.parametrize("keys", [1000, 1024, 1001])
+def test_long_rows_walked_by_few_programs(keys, kept, dtype, randn):
+    y, grad = randn(7, keys, dtype=dtype).softmax(-1), randn(7, keys, dtype=dtype)
+    want = gradients(grad, y, None, SoftmaxConfig(1, 128, 1, long=True, kept=kept))[0]
+    ds = y.double() * (grad.double() - (y.double() * grad.double()).sum(-1, keepdim=True))
+    assert torch.allclose(want.double(), 0.5 * ds, atol=1e-5)
+    config = SoftmaxConfig(
+        1, 128, 1, long=True, kept=kept, stages=3, programs_per_multiprocessor=0.025
+    )
+    assert torch.equal(gradients(grad, y, None, config)[0], want)
+
+
 @pytest.mark.parametrize(
     "shape",
     [(0, 3, 7, 7), (2, 3, 0, 7), (2, 3, 7, 0), (2, 0, 7, 7)],

@@ -1,9 +1,12 @@
 """Row plans: merging, the loop axis, filled blocks, and offsets past 2**31."""
 
+import pytest
 import torch
 
+from fastswin._triton.device import multiprocessor_count
 from fastswin.ops.masked_softmax.launch import backward_problem, forward_problem
 from fastswin.ops.masked_softmax.rows import plan_rows, power_of_2_divisor
+from fastswin.ops.masked_softmax.sums import _four_axes
 
 
 def test_plain_rows_merge_into_one_axis():
@@ -29,6 +32,43 @@ def test_badly_filled_blocks_take_rows_from_the_loop():
     assert (plan.loop, plan.sizes) == (16, (4, 1, 196)), "784 rows fill 13 blocks to 94 %"
     assert plan.strides["x"] == (4 * 1960, 1960, 0, 10)
     assert plan.strides["bias"] == (0, 0, 0, 10)
+
+
+def test_odd_rows_take_a_second_image_to_make_pairs():
+    strides = {"x": (147 * 49, 49), "bias": (0, 49)}
+    plan = plan_rows((64, 147), strides, ["bias"]).fill_blocks(8, multiple=2)
+    assert (plan.loop, plan.sizes) == (32, (2, 1, 147))
+    assert plan.strides["bias"] == (0, 0, 0, 49)
+    single = plan_rows((63, 147), strides, ["bias"])
+    assert single.fill_blocks(8, multiple=2).rows % 2, "an odd loop has no pairs of images"
+
+
+@pytest.mark.parametrize("shape", [(192, 64, 4, 49, 49), (64, 64, 3, 49, 49)], ids=str)
+def test_a_backward_with_sums_is_one_wave_of_programs(shape):
+    scores = torch.empty(shape, dtype=torch.float16, device="meta")
+    bias = torch.empty(shape[2:], dtype=torch.float16, device="meta")
+    problem = backward_problem(scores, scores, scores, {"bias": bias}, None, 1.0, False, None)
+    resident = 32 * multiprocessor_count(scores.device)
+    assert problem.form == "paired"
+    assert 0.95 * resident < problem.programs <= resident
+
+
+@pytest.mark.parametrize(
+    ("moves", "want"),
+    [
+        ((0, 0, 49), (30, 1, 1, 4 * 49)),
+        ((0, 7, 49), (10, 1, 1, 12 * 49)),
+        ((7, 0, 49), (5, 2, 3, 4 * 49)),
+        ((0, 7, 0), (10, 3, 4, 49)),
+        ((7, 0, 0), (5, 2, 12, 49)),
+        ((7, 7, 0), (5, 6, 4, 49)),
+        ((0, 0, 0), (120, 1, 1, 49)),
+        ((7, 7, 7), (5, 1, 1, 24 * 49)),
+    ],
+    ids=str,
+)
+def test_partial_sums_merge_to_four_axes(moves, want):
+    assert _four_axes(torch.Size((5, 2, 3, 4, 49)), moves) == want
 
 
 def test_power_of_2_divisor():

@@ -45,7 +45,7 @@ def launch(
         grad, qkv, out, row_stats, empty(4, heads, NP, NP, dtype=torch.float32),
         empty(heads, dtype=torch.float32) if cosine else None, empty(3 * C, dtype=torch.float32),
         head_dim**-0.5, heads, (window, window), (window // 2,) * 2, tf32,
-        Needs(True, True, True, bias=True, logit_scale=cosine, pad=padded),
+        Needs(True, True, True, bias=True, logit_scale=cosine, pad=padded, qkv_sum=not padded),
         Dropout(empty(1, dtype=torch.int64), 0.1) if dropout else None, config,
     )  # fmt: skip
 

@@ -126,6 +126,19 @@ def test_dropout_draws_the_same_weights_again(case, randn):
     check(case, torch.float32, randn, {"dropout_p": 0.4, "dropout_seed": 11})
 
 
+@pytest.mark.parametrize("case", [CASES[0], CASES[1], CASES[3], CASES[7]], ids=str)
+def test_bias_gradient_of_the_projection_is_summed_on_the_way(case, randn):
+    """As a pass over dqkv would give it, padded tokens included; of whole windows and tiles."""
+    made = arguments(case, randn, torch.float32)
+    made["qkv_bias"] = randn(made["qkv"].shape[-1])
+    upstream = randn(*output_shape(case))
+    alone = gradients(triton, with_leaves(made), upstream)
+    both = gradients(triton, with_leaves(made | {"sum_qkv_grad": True}), upstream)
+    assert torch.equal(both["qkv"], alone["qkv"])
+    expected = alone["qkv_bias"] + alone["qkv"].flatten(0, 2).sum(0)
+    torch.testing.assert_close(both["qkv_bias"], expected, atol=1e-4, rtol=1e-4)
+
+
 @pytest.mark.parametrize("seed", [0, 2**40 + 17])
 def test_dropout_of_kernel_and_reference_agree(seed, randn):
     made = arguments(CASES[1], randn, torch.float32) | {"dropout_p": 0.3, "dropout_seed": seed}

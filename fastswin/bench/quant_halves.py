@@ -1,0 +1,255 @@
+"""Half blocks in half precision and in 8 bits: which layers 8 bits make faster on this card.
+
+    python -m fastswin.bench.quant_halves --models swin_tiny_patch4_window7_224 --batches 1,32 \
+        --deadline-s 120 --out benchmarks/results
+
+Per stage, in turn and in CUDA graphs, in us: the attention half (wide; qkv and attention in 8 bits;
+proj too), the MLP half and patch merging (wide; 8 bits). What surrounds a product is in its time,
+which is how a mix has to be judged (engine/quantized/mix.py).
+
+Written as it goes: ``<out>/<card>/quant_halves.json``, a list of
+``{"case", "format", "batch", "stage", "channels", "rows", "half", "latency_us": {form: us}}``, and
+beside it ``speed-<case>-<format>-b<batch>.json``, what ``fastswin calibrate --auto --speed`` reads.
+"""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from fastswin.bench.calibration import calibration_for
+from fastswin.bench.failures import Failure, describe, release_memory
+from fastswin.bench.problems import DEFAULT_BATCHES, SUITES, Problem, parse_batches, parse_names
+from fastswin.bench.record import DEFAULT_ROOT, card_slug, device_name
+from fastswin.bench.source import Source, SourceCache
+from fastswin.bench.suites import choose_device, current_device
+from fastswin.bench.timing import Candidate, make_clock, measure
+from fastswin.data.atomic import write_text
+from fastswin.engine import Engine
+from fastswin.engine.forward import BlockOffsets, bind
+from fastswin.engine.plan import ModelPlan, StagePlan
+from fastswin.engine.precision import QUANTIZED
+from fastswin.engine.quantized.formats import (
+    WIDE_LAYER,
+    BlockFormats,
+    LayerFormat,
+    StageFormats,
+)
+from fastswin.engine.quantized.forward import QuantizedForward
+from fastswin.engine.quantized.prepare import place_forms
+from fastswin.engine.warmup import compile_calls, kernel_calls
+from fastswin.models import list_models
+
+Row = dict[str, Any]
+Times = dict[str, float]
+
+#: Halves of a block, and merging, by the layers that each of their forms quantises.
+FORMS: dict[str, dict[str, tuple[str, ...]]] = {
+    "attention": {"wide": (), "qkv": ("qkv",), "qkv+proj": ("qkv", "proj")},
+    "mlp": {"wide": (), "fc1+fc2": ("fc1", "fc2")},
+    "merge": {"wide": (), "reduction": ("reduction",)},
+}
+
+NO_OFFSETS = BlockOffsets(None, None)
+
+
+class HalfTimer:
+    """Times the halves of one calibrated model at one batch.
+
+    Args:
+        source: the model.
+        problem: its dtype is the quantised precision.
+        device: where.
+        seconds: of samples for each form.
+    """
+
+    def __init__(
+        self, source: Source, problem: Problem, device: torch.device, seconds: float
+    ) -> None:
+        self.problem, self.device, self.seconds = problem, device, seconds
+        precision: Any = problem.dtype
+        self.engine = Engine(
+            source.engine_source, precision, device=device, cuda_graphs=False, mix="scheme",
+            calibration=calibration_for(source, problem, device),
+        )  # fmt: skip
+        size = problem.swin_config.image_size
+        self.plan: ModelPlan = self.engine.report(problem.batch, size).plan
+        self.forward = cast(QuantizedForward, self.engine._forward)
+
+    def compile(self) -> None:
+        """Kernels of every form, side by side."""
+        config = self.problem.swin_config
+        images = torch.empty(
+            self.problem.batch, config.in_channels, *config.image_size, device=self.device,
+            dtype=self.engine.dtype,
+        )  # fmt: skip
+        known: set = set()
+        calls = []
+        for layers in ((), ("qkv",), ("qkv", "proj", "fc1", "fc2", "reduction")):
+            stages = tuple(self.stage(stage, layers) for stage in self.plan.stages)
+            plan = dataclasses.replace(self.plan, stages=stages)
+            place_forms(self.forward.weights, [s.formats for s in stages if s.formats])
+            bound = bind(plan, self.forward.weights, self.forward.precision)
+            calls += kernel_calls(self.forward, bound, images, known)
+        compile_calls(calls, self.device)
+
+    def stage(self, stage: StagePlan, layers: Sequence[str]) -> StagePlan:
+        """A stage with only some kinds of layers in 8 bits."""
+        assert stage.formats is not None
+        blocks = tuple(_only(block, layers) for block in stage.formats.blocks)
+        reduction = stage.formats.reduction
+        if reduction is not None and "reduction" not in layers:
+            reduction = WIDE_LAYER
+        return dataclasses.replace(stage, formats=StageFormats(blocks, reduction))
+
+    def run(self) -> list[Row]:
+        """One row for every stage and half."""
+        rows = []
+        with torch.no_grad(), self.engine.own_numerics():
+            self.compile()
+            for stage in self.plan.stages:
+                for half in FORMS:
+                    if half != "merge" or stage.merge is not None:
+                        rows.append(self.row(stage, half))
+        return rows
+
+    def row(self, stage: StagePlan, half: str) -> Row:
+        H, W = stage.map_size
+        generator = torch.Generator().manual_seed(stage.stage)
+        shape = (self.problem.batch, H, W, stage.channels)
+        x = torch.randn(shape, generator=generator).to(self.device, self.engine.dtype)
+        candidates = [
+            Candidate(form, self.call(x, self.stage(stage, layers), half), capturable=True)
+            for form, layers in FORMS[half].items()
+        ]
+        timings = measure(candidates, make_clock(self.device), seconds=self.seconds)
+        return {
+            "case": self.problem.model,
+            "format": self.problem.dtype,
+            "batch": self.problem.batch,
+            "stage": stage.stage,
+            "channels": stage.channels,
+            "rows": self.problem.batch * H * W,
+            "half": half,
+            "words": {name: getattr(stage, name) for name in ("qkv", "proj", "mlp", "merge")},
+            "latency_us": {
+                form: t.message if isinstance(t, Failure) else round(1e3 * t.median_ms, 2)
+                for form, t in timings.items()
+            },
+        }
+
+    def call(self, x: torch.Tensor, stage: StagePlan, half: str) -> Callable[[], object]:
+        """One half over a stream of its own, which grows by a bounded branch each time."""
+        stream = x.clone()
+        block = self.forward.weights.stages[stage.stage][0]
+        if half == "attention":
+            return lambda: self.forward.attention_half(stream, block, stage, NO_OFFSETS)
+        if half == "mlp":
+            return lambda: self.forward.mlp_half(stream, block, stage, NO_OFFSETS)
+        return lambda: self.forward.merge(stream, stage.stage, stage, None)
+
+
+def speed_table(rows: Sequence[Row], plan: ModelPlan, card: str) -> dict[str, Any]:
+    """What ``quant.SpeedTable`` reads: us of every layer, wide and in 8 bits.
+
+    A half's saving is split evenly over the layers that its form adds.
+    """
+    layers: dict[str, list[float]] = {}
+    for row in rows:
+        at, previous = f"layers.{row['stage']}", "wide"
+        for form, kinds in FORMS[row["half"]].items():
+            times = row["latency_us"]
+            added = [kind for kind in kinds if kind not in FORMS[row["half"]][previous]]
+            for kind in added:
+                pair = [times[previous] / len(added), times[form] / len(added)]
+                if kind == "reduction":
+                    layers[f"{at}.downsample.reduction"] = pair
+                    continue
+                module = "mlp" if kind in ("fc1", "fc2") else "attn"
+                for block in range(plan.stages[row["stage"]].depth):
+                    layers[f"{at}.blocks.{block}.{module}.{kind}"] = pair
+            previous = form
+    return {"card": card, "batch": rows[0]["batch"], "layers": layers}
+
+
+def _only(block: BlockFormats, layers: Sequence[str]) -> BlockFormats:
+    def layer(kind: str) -> LayerFormat:
+        return getattr(block, kind) if kind in layers else WIDE_LAYER
+
+    qkv = layer("qkv")
+    attention = block.attention if qkv.quantized else "wide"
+    return BlockFormats(qkv, attention, layer("proj"), layer("fc1"), layer("fc2"))
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run from the command line; returns the exit code."""
+    parser = argparse.ArgumentParser("python -m fastswin.bench.quant_halves", description=__doc__)
+    parser.add_argument("--models", default=",".join(SUITES["quant"]))
+    parser.add_argument("--batches", default=",".join(map(str, DEFAULT_BATCHES)))
+    parser.add_argument("--formats", default="int8,fp8")
+    parser.add_argument("--device")
+    parser.add_argument("--seconds", type=float, default=0.05, help="samples of each form")
+    parser.add_argument("--deadline-s", type=float, default=300.0)
+    parser.add_argument("--out", type=Path, default=DEFAULT_ROOT)
+    options = parser.parse_args(arguments)
+    try:
+        models = parse_names(options.models, list_models(), "models")
+        formats = parse_names(options.formats, list(QUANTIZED), "formats")
+        batches = parse_batches(options.batches)
+        device, _ = choose_device(options.device)
+    except (ValueError, RuntimeError) as error:
+        print(f"fastswin: {error}", file=sys.stderr)
+        return 2
+    problems = [Problem(m, f, b) for m in models for f in formats for b in batches]
+    return run(problems, device, options.out, options.seconds, options.deadline_s)
+
+
+def run(
+    problems: Sequence[Problem], device: torch.device, out: Path, seconds: float, deadline_s: float
+) -> int:
+    """Time all problems; 0 where every one was timed."""
+    start, code = time.monotonic(), 0
+    card = device_name(device)
+    folder = out / card_slug(card)
+    folder.mkdir(parents=True, exist_ok=True)
+    sources, rows = SourceCache(), []
+    for problem in problems:
+        if time.monotonic() - start > deadline_s:
+            print(f"{problem}: skipped, deadline of {deadline_s:g} s passed", flush=True)
+            code = 1
+            continue
+        try:
+            with current_device(device):
+                timer = HalfTimer(sources.get(problem), problem, device, seconds)
+                found = timer.run()
+            table = speed_table(found, timer.plan, card)
+        except Exception as error:
+            print(f"{problem}: {describe(error).message}", flush=True)
+            code = 1
+            continue
+        rows += found
+        write_text(folder / "quant_halves.json", json.dumps(rows, indent=1) + "\n")
+        name = f"speed-{problem.model}-{problem.dtype}-b{problem.batch}.json"
+        write_text(folder / name, json.dumps(table, indent=1) + "\n")
+        for row in found:
+            times = ", ".join(f"{form} {us}" for form, us in row["latency_us"].items())
+            print(
+                f"[{time.monotonic() - start:4.0f} s] {problem} stage {row['stage']} "
+                f"({row['rows']} x {row['channels']}) {row['half']}: {times} us",
+                flush=True,
+            )
+        del timer
+        release_memory()
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())
