@@ -6,7 +6,8 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 
-# One process on a GPU, where tests measure time and memory; elsewhere one for each of two cores.
+# One process on a GPU, where tests measure time and memory; elsewhere one for each of two cores,
+# each with half of the suite at first, so that what the tests of a file share is made once.
 WORKERS ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 0 || echo 2)
 
 .DEFAULT_GOAL := help
@@ -19,7 +20,7 @@ demo: $(VENV)/.installed-demo
 	$(BIN)/fastswin demo
 
 test: lint
-	$(BIN)/python -m pytest -n $(WORKERS)
+	$(BIN)/python -m pytest -n $(WORKERS) --dist worksteal
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check .

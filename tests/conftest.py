@@ -58,3 +58,11 @@ def randn(device: torch.device):
         return (spread * torch.randn(*shape, generator=generator)).to(dtype).to(device)
 
     return make
+
+
+@pytest.fixture
+def brief_timing(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One warm-up call and two samples: for tests that look at records, not at the timing."""
+    monkeypatch.setattr("fastswin.bench.timing.MIN_WARMUP_CALLS", 1)
+    monkeypatch.setattr("fastswin.bench.timing.WARMUP_S", 0.0)
+    monkeypatch.setattr("fastswin.bench.timing.MIN_SAMPLES", 2)

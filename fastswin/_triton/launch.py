@@ -26,7 +26,7 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
     Args:
         kernel: a ``triton.jit`` function.
         programs: size of the grid's first axis; the others are 1.
-        arguments: run-time arguments in order, the first one a tensor; no tensor descriptors.
+        arguments: run-time arguments in order, the first one a tensor.
         constants: all compile-time parameters by name, and launch options such as ``num_warps``.
     """
     device = arguments[0].device
@@ -48,4 +48,6 @@ def _kind(argument: Any) -> Hashable:
         return argument.dtype, argument.data_ptr() % 16 == 0
     if type(argument) is int:
         return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31, argument < 2**63
+    if hasattr(argument, "block_shape"):  # a tensor descriptor
+        return argument.base.dtype, *argument.block_shape
     return type(argument)

@@ -45,16 +45,14 @@ class CapturedTraining(nn.Module):
                 f"{tuple(images.shape)}, {images.dtype} on {images.device}; capture again for "
                 "another shape (a DataLoader wants drop_last=True)"
             )
-        logits = self._step[0](images)
-        if logits.requires_grad:
-            logits.register_hook(self._keep_gradients)
-        return logits
+        self._keep_gradients()
+        return self._step[0](images)
 
-    def _keep_gradients(self, gradient: torch.Tensor) -> None:
-        """Move accumulated gradients out of the graph's memory before its next backward.
+    def _keep_gradients(self) -> None:
+        """Move gradients that are to be added to out of the graphs' memory before a replay.
 
         Autograd takes a first gradient over without a copy, so ``p.grad`` is the graph's own
-        tensor, which the next replay overwrites.
+        tensor, in a pool where the next forward pass puts its activations.
         """
         for parameter in self.model.parameters():
             if parameter.grad is not None:

@@ -10,6 +10,7 @@ from torch import nn
 
 from fastswin.bench.problems import Problem
 from fastswin.bench.source import Source
+from fastswin.data.source import RANGES_NAME
 from fastswin.models import SwinTransformer, from_live
 from fastswin.quant import (
     Calibration,
@@ -68,13 +69,17 @@ def _calibrated(
 
 
 def _stored(problem: Problem, model: SwinTransformer) -> dict[str, Calibration]:
-    """Ranges that came with a checkpoint, by the name of their scheme."""
-    if problem.checkpoint is None or Path(problem.checkpoint).suffix != ".safetensors":
+    """Ranges that came with a checkpoint, inside or beside it, by the name of their scheme."""
+    if problem.checkpoint is None:
         return {}
-    try:
-        return load_ranges(problem.checkpoint, model)
-    except QuantizationError:  # none inside, or of weights that another framework changed
-        return {}
+    path = Path(problem.checkpoint)
+    for place in (path, path.with_name(RANGES_NAME)):
+        if place.suffix in (".safetensors", ".json") and place.is_file():
+            try:
+                return load_ranges(place, model)
+            except QuantizationError:  # none inside, or of other weights
+                continue
+    return {}
 
 
 def _on(model: SwinTransformer, device: torch.device) -> SwinTransformer:

@@ -1,4 +1,4 @@
-"""LayerNorm, merging and attention between the 8-bit GEMMs, beside their fp16 forms."""
+"""LayerNorm, merging, attention and the fused MLP in 8 bits, beside their fp16 forms."""
 
 from __future__ import annotations
 
@@ -10,8 +10,11 @@ import torch
 
 from fastswin.bench.op_quantized_problems import FORMATS
 from fastswin.ops.layer_norm.forward import layer_norm_fwd
+from fastswin.ops.mlp.forward import mlp_fwd
 from fastswin.ops.patch_merging.forward import gather_neighbours_fwd
 from fastswin.ops.quantize.forward import quantize_fwd
+from fastswin.ops.quantized_mlp.config import QuantizedMlpConfig, quantized_mlp_blocker
+from fastswin.ops.quantized_mlp.forward import quantized_mlp_fwd
 from fastswin.ops.window_attention.config import default_config
 from fastswin.ops.window_attention.forward import window_attention_fwd
 from fastswin.ops.window_attention.packing import pack_bias
@@ -25,6 +28,12 @@ WINDOW = (7, 7)
 HEAD_DIM = 32
 EPS = 1e-5
 
+#: Tiles of the fused MLP worth a try.
+MLP_TILES = (
+    QuantizedMlpConfig(64, 128, 4, 2, tma=True), QuantizedMlpConfig(64, 64, 4, 2, tma=True),
+    QuantizedMlpConfig(64, 64, 4, 3, tma=True), QuantizedMlpConfig(128, 64, 8, 2, tma=True),
+)  # fmt: skip
+
 #: Multiprocessors that the heuristic is asked for.
 MULTIPROCESSORS = 132
 
@@ -33,7 +42,7 @@ def other_calls(stage: str, formats: Sequence[str], device: torch.device) -> Cal
     """Every operator and format of a stage by name; "meta" makes calls for compiling."""
     batch, side, C = STAGES[stage]
     x = torch.randn(batch, side, side, C, device=device).half()
-    return _norms(x, formats) | _attentions(batch, side, C, device, formats)
+    return _norms(x, formats) | _attentions(batch, side, C, device, formats) | _mlps(x, formats)
 
 
 def _norms(x: torch.Tensor, formats: Sequence[str]) -> Calls:
@@ -57,6 +66,29 @@ def _norms(x: torch.Tensor, formats: Sequence[str]) -> Calls:
             x, EPS, offset, step, dtype
         )
         calls[f"quantize {name}"] = lambda dtype=dtype: quantize_fwd(x, step, dtype, None)  # type: ignore[misc]
+    return calls
+
+
+def _mlps(x: torch.Tensor, formats: Sequence[str]) -> Calls:
+    """The fused MLP in fp16, and in 8 bits with a few tiles; nothing where it does not apply."""
+    C, device = x.shape[-1], x.device
+    if quantized_mlp_blocker(C, 4 * C) is not None:
+        return {}
+    fc1, fc2 = (torch.randn(4 * C, C, device=device) * C**-0.5 for _ in range(2))
+    long, short = (torch.full((n,), 0.01, device=device) for n in (4 * C, C))
+    step, out = torch.full((1,), 0.03, device=device), torch.empty_like(x)
+    half = fc1.half(), fc2.t().contiguous().half()
+    calls: Calls = {
+        "mlp fp16": lambda: mlp_fwd(x, half[0], long, half[1], short, None, None, short, EPS, out)
+    }
+    for name in formats:
+        narrow = [(w.float() * 20).to(FORMATS[name]) for w in half]
+        for config in MLP_TILES:
+            calls[f"mlp {name} {config.block_m}x{config.block_h} s{config.num_stages}"] = (
+                lambda w=narrow, config=config: quantized_mlp_fwd(  # type: ignore[misc]
+                    x, w[0], long, long, w[1], short, short, step, step, short, EPS, out, config
+                )
+            )
     return calls
 
 

@@ -9,12 +9,10 @@ is read and written once by an ideal kernel, dead tiles of a causal problem not 
 
 from __future__ import annotations
 
-import argparse
 import contextlib
 import dataclasses
 import functools
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -22,16 +20,17 @@ import torch
 
 from fastswin.bench.failures import Failure, describe, release_memory
 from fastswin.bench.op_softmax_problems import PROBLEMS, Inputs, SoftmaxProblem
-from fastswin.bench.record import (
-    DEFAULT_ROOT,
-    Document,
-    make_document,
-    make_run_info,
-    result_path,
-    save_records,
-    stamp,
+from fastswin.bench.op_suite import (
+    OperatorResult,
+    Say,
+    check_cases,
+    make_parser,
+    make_record,
+    print_line,
+    run_operator_suite,
 )
-from fastswin.bench.roofline import Ceilings, measure_ceilings
+from fastswin.bench.record import Record
+from fastswin.bench.roofline import Ceilings
 from fastswin.bench.timing import Candidate, Timing, make_clock, measure
 from fastswin.testing.tolerance import compare_to_oracle
 
@@ -50,25 +49,6 @@ WARM_CALLS = 3
 
 Call = Callable[[], object]
 Function = Callable[..., torch.Tensor]
-Say = Callable[[str], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class SoftmaxResult:
-    """A finished run: its own records, the file they were merged into, what was not measured."""
-
-    document: Document
-    path: Path
-    problems_found: tuple[str, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """0 where everything was right and in time, else 1."""
-        return 1 if self.problems_found else 0
-
-
-def _print_line(line: str) -> None:
-    print(line, flush=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -187,7 +167,7 @@ def _replay(graph: torch.cuda.CUDAGraph, keep: Call) -> None:
 
 def measure_problem(
     problem: SoftmaxProblem, device: torch.device, ceilings: Ceilings, seconds: float, say: Say
-) -> list[dict]:
+) -> list[Record]:
     """Check and time one problem; returns its records, none where the check is red."""
     inputs = problem.make(device, seed=0)
     checked = check(problem, inputs)
@@ -239,7 +219,7 @@ def _record(
     inputs: Inputs,
     error: float,
     say: Say,
-) -> list[dict]:
+) -> list[Record]:
     if isinstance(timing, Failure):
         say(f"  {direction:8} {variant:9} {timing.status}: {timing.message}")
         return []
@@ -250,24 +230,11 @@ def _record(
         f"  {direction:8} {variant:9} {median_ms:8.4f} ms  {live_tbs:6.3f} TB/s  "
         f"{100 * floor_ms / median_ms:5.1f} % of copy"
     )
-    record = {
-        "case": problem.case, "dtype": problem.dtype, "batch": problem.shape[0],
-        "variant": variant, "direction": direction, "median_ms": median_ms,
-        "p20_ms": timing.p20_ms / calls, "p80_ms": timing.p80_ms / calls,
-        "peak_mib": timing.peak_mib, "roofline_ms": floor_ms, "live_tbs": live_tbs,
-        "graph": captured_calls > 0,
-    }  # fmt: skip
-    if variant == "fastswin":
-        record["max_abs_err"] = error
+    record = make_record(
+        problem.case, problem.dtype, problem.shape[0], variant, direction, timing, floor_ms, error,
+        calls=calls, graph=captured_calls > 0, live_tbs=live_tbs,
+    )  # fmt: skip
     return [record]
-
-
-def check_cases(names: Sequence[str]) -> None:
-    """Raise ValueError, listing the known ones, where a case does not exist."""
-    known = [problem.case for problem in PROBLEMS]
-    unknown = sorted(set(names) - set(known))
-    if unknown:
-        raise ValueError(f"unknown cases {unknown}; known: {', '.join(known)}")
 
 
 def run(
@@ -276,8 +243,8 @@ def run(
     names: Sequence[str],
     seconds: float,
     deadline_s: float,
-    say: Say = _print_line,
-) -> SoftmaxResult:
+    say: Say = print_line,
+) -> OperatorResult:
     """Measure the problems and write ``<root>/<card>/softmax.json`` after each.
 
     Args:
@@ -291,48 +258,21 @@ def run(
     Raises:
         ValueError: an unknown case; nothing is run or written.
     """
-    check_cases(names)
-    start = time.monotonic()
-    ceilings = measure_ceilings(device, ["fp16" if device.type == "cuda" else "fp32"])
-    gemm = next(iter(ceilings.gemm_tflops.values()))
-    info = make_run_info(SUITE, device, ceilings.copy_tbs, gemm)
-    path = result_path(root, info)
-    say(f"{info.gpu}: copy {ceilings.copy_tbs:.3f} TB/s, torch {info.torch}")
-    wrong: list[str] = []
-    measured: list[dict] = []
-    for problem in PROBLEMS:
-        if names and problem.case not in names:
-            continue
-        if time.monotonic() - start > deadline_s:
-            wrong.append(f"{problem.case}: skipped, the deadline of {deadline_s:.0f} s is over")
-            say(wrong[-1])
-            continue
-        records = measure_problem(problem, device, ceilings, seconds, say)
-        if records:
-            records = [stamp(info, record) for record in records]
-            save_records(path, info, records)
-            measured += records
-        else:
-            wrong.append(f"{problem.case}: red, no speed")
-        release_memory()
-    return SoftmaxResult(make_document(info, measured), path, tuple(wrong))
+
+    def measured(problem: SoftmaxProblem, ceilings: Ceilings) -> list[Record]:
+        return measure_problem(problem, device, ceilings, seconds, say)
+
+    return run_operator_suite(SUITE, PROBLEMS, measured, device, root, names, deadline_s, say)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code: 0 all right, 1 something red or skipped."""
-    parser = argparse.ArgumentParser(prog="fastswin.bench.op_softmax", description=__doc__)
-    parser.add_argument("--out", type=Path, default=DEFAULT_ROOT, help="folder of the records")
-    parser.add_argument("--deadline-s", type=float, default=480.0)
-    parser.add_argument("--seconds", type=float, default=0.5, help="per contender and direction")
-    parser.add_argument("--cases", default="", help="comma-separated; all by default")
-    parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--workers", type=int, default=12, help="compiling processes of --sweep")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser = make_parser("fastswin.bench.op_softmax", 0.5, __doc__)
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     names = [name for name in options.cases.split(",") if name]
     try:
-        check_cases(names)
+        check_cases(names, PROBLEMS)
     except ValueError as error:
         print(error, file=sys.stderr)
         return 2

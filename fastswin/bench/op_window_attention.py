@@ -12,10 +12,7 @@ of the same run.
 
 from __future__ import annotations
 
-import argparse
-import dataclasses
 import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -23,22 +20,23 @@ import torch
 
 from fastswin.bench.failures import Failure, describe, release_memory
 from fastswin.bench.memory import held_mib, peak_mib
+from fastswin.bench.op_suite import (
+    OperatorResult,
+    Say,
+    check_cases,
+    make_parser,
+    make_record,
+    print_line,
+    run_operator_suite,
+)
 from fastswin.bench.op_window_attention_problems import (
     PROBLEMS,
     AttentionProblem,
     Function,
     Inputs,
 )
-from fastswin.bench.record import (
-    DEFAULT_ROOT,
-    Document,
-    make_document,
-    make_run_info,
-    result_path,
-    save_records,
-    stamp,
-)
-from fastswin.bench.roofline import Ceilings, measure_ceilings
+from fastswin.bench.record import Record
+from fastswin.bench.roofline import Ceilings
 from fastswin.bench.timing import Candidate, Timing, make_clock, measure
 from fastswin.testing.tolerance import compare_to_oracle
 
@@ -46,25 +44,6 @@ SUITE = "window_attention"
 VARIANTS = ("fastswin", "eager", "compile", "sdpa", "sdpa-compile", "flex")
 
 Call = Callable[[], object]
-Say = Callable[[str], None]
-
-
-@dataclasses.dataclass(frozen=True)
-class AttentionResult:
-    """A finished run: its own records, the file they were merged into, what was not measured."""
-
-    document: Document
-    path: Path
-    problems_found: tuple[str, ...]
-
-    @property
-    def exit_code(self) -> int:
-        """0 where everything was right and in time, else 1."""
-        return 1 if self.problems_found else 0
-
-
-def _print_line(line: str) -> None:
-    print(line, flush=True)
 
 
 def check(problem: AttentionProblem, inputs: Inputs) -> tuple[dict[str, float], bool]:
@@ -135,7 +114,7 @@ def measure_problem(
     variants: Sequence[str],
     seconds: float,
     say: Say,
-) -> list[dict]:
+) -> list[Record]:
     """Check and time one problem; returns its records, none where the check is red."""
     inputs = problem.make(device, seed=0)
     errors, passed = check(problem, inputs)
@@ -176,29 +155,17 @@ def _record(
     floor_ms: float,
     error: float,
     say: Say,
-) -> list[dict]:
+) -> list[Record]:
     if isinstance(timing, Failure):
         say(f"  {direction:8} {variant:12} {timing.status}: {timing.message}")
         return []
     percent = 100 * floor_ms / timing.median_ms
     say(f"  {direction:8} {variant:12} {timing.median_ms:8.4f} ms  {percent:5.1f} % of copy")
-    record = {
-        "case": problem.case, "dtype": problem.dtype, "batch": problem.batch, "variant": variant,
-        "direction": direction, "median_ms": timing.median_ms, "p20_ms": timing.p20_ms,
-        "p80_ms": timing.p80_ms, "peak_mib": timing.peak_mib, "roofline_ms": floor_ms,
-        "graph": timing.graph,
-    }  # fmt: skip
-    if variant == "fastswin":
-        record["max_abs_err"] = error
+    record = make_record(
+        problem.case, problem.dtype, problem.batch, variant, direction, timing, floor_ms, error,
+        graph=timing.graph,
+    )  # fmt: skip
     return [record]
-
-
-def check_cases(names: Sequence[str]) -> None:
-    """Raise ValueError, listing the known ones, where a case does not exist."""
-    known = [problem.case for problem in PROBLEMS]
-    unknown = sorted(set(names) - set(known))
-    if unknown:
-        raise ValueError(f"unknown cases {unknown}; known: {', '.join(known)}")
 
 
 def run(
@@ -207,10 +174,10 @@ def run(
     names: Sequence[str],
     seconds: float,
     deadline_s: float,
-    say: Say = _print_line,
+    say: Say = print_line,
     backward: bool = False,
     variants: Sequence[str] = VARIANTS,
-) -> AttentionResult:
+) -> OperatorResult:
     """Measure the problems and write ``<root>/<card>/window_attention.json`` after each.
 
     Args:
@@ -226,54 +193,26 @@ def run(
     Raises:
         ValueError: an unknown case or variant; nothing is run or written.
     """
-    check_cases(names)
     if not set(variants) <= set(VARIANTS):
         raise ValueError(f"variants must be among {', '.join(VARIANTS)}, got {list(variants)}")
-    start = time.monotonic()
-    ceilings = measure_ceilings(device, ["fp16" if device.type == "cuda" else "fp32"])
-    info = make_run_info(
-        SUITE, device, ceilings.copy_tbs, next(iter(ceilings.gemm_tflops.values()))
-    )
-    path = result_path(root, info)
-    say(f"{info.gpu}: copy {ceilings.copy_tbs:.3f} TB/s, torch {info.torch}")
     directions = ("forward", "backward", "step") if backward else ("forward",)
-    wrong: list[str] = []
-    measured: list[dict] = []
-    for problem in PROBLEMS:
-        if names and problem.case not in names:
-            continue
-        if time.monotonic() - start > deadline_s:
-            wrong.append(f"{problem.case}: skipped, the deadline of {deadline_s:.0f} s is over")
-            say(wrong[-1])
-            continue
-        records = measure_problem(problem, device, ceilings, directions, variants, seconds, say)
-        if records:
-            records = [stamp(info, record) for record in records]
-            save_records(path, info, records)
-            measured += records
-        else:
-            wrong.append(f"{problem.case}: red, no speed")
-        release_memory()
-    return AttentionResult(make_document(info, measured), path, tuple(wrong))
+
+    def measured(problem: AttentionProblem, ceilings: Ceilings) -> list[Record]:
+        return measure_problem(problem, device, ceilings, directions, variants, seconds, say)
+
+    return run_operator_suite(SUITE, PROBLEMS, measured, device, root, names, deadline_s, say)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Command line; returns the exit code: 0 all right, 1 something red or skipped."""
-    parser = argparse.ArgumentParser(prog="fastswin.bench.op_window_attention")
-    parser.add_argument("--out", type=Path, default=DEFAULT_ROOT, help="folder of the records")
-    parser.add_argument("--deadline-s", type=float, default=480.0)
-    parser.add_argument("--seconds", type=float, default=0.3, help="per contender and direction")
-    parser.add_argument("--cases", default="", help="comma-separated; all by default")
+    parser = make_parser("fastswin.bench.op_window_attention", 0.3)
     parser.add_argument("--variants", default=",".join(VARIANTS), help="comma-separated")
     parser.add_argument("--backward", action="store_true")
-    parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--workers", type=int, default=12, help="compiling processes of --sweep")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     names = [name for name in options.cases.split(",") if name]
     try:
-        check_cases(names)
+        check_cases(names, PROBLEMS)
         if options.sweep:
             from fastswin.bench.op_window_attention_sweep import sweep
 

@@ -102,6 +102,25 @@ DEFAULT_ENTRIES = (
 )
 
 
+def make_entries(
+    dtypes: Sequence[str] | None, variants: Sequence[str] | None, device: torch.device
+) -> list[Entry]:
+    """Our engine in half precision (fp32 on a CPU), then in others, then other contenders.
+
+    Args:
+        dtypes: precisions beside the first; None takes int8 and fp8.
+        variants: further contenders in the first precision, or "fastswin-scheme" in the others.
+        device: what is measured.
+    """
+    base = "fp16" if device.type == "cuda" else "fp32"
+    others = [dtype for dtype in dtypes or ("int8", "fp8") if dtype != base]
+    entries = [Entry.parse(dtype) for dtype in (base, *others)]
+    for variant in variants or ():
+        own = others if variant == "fastswin-scheme" else [base]
+        entries += [Entry.parse(f"{dtype}:{variant}") for dtype in own]
+    return list(dict.fromkeys(entries))
+
+
 def run_quant_suite(
     problems: Sequence[Problem],
     entries: Sequence[Entry] = DEFAULT_ENTRIES,
@@ -157,7 +176,7 @@ def run_quant_suite(
         outcomes += found
     records = merge_records([], [o.record for o in outcomes if o.record is not None])
     document = make_document(info, records)
-    return SuiteResult(document, path, tuple(outcomes), tuple(notes), tuple(VARIANTS))
+    return SuiteResult(document, path, tuple(outcomes), tuple(notes), tuple(map(str, entries)))
 
 
 class _Suite:

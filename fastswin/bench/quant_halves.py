@@ -4,8 +4,8 @@
         --deadline-s 120 --out benchmarks/results
 
 Per stage, in turn and in CUDA graphs, in us: the attention half (wide; qkv and attention in 8 bits;
-proj too), the MLP half and patch merging (wide; 8 bits). What surrounds a product is in its time,
-which is how a mix has to be judged (engine/quantized/mix.py).
+proj too), the MLP half and patch merging (wide; 8 bits); fp8 by our GEMM and by the library. What
+surrounds a product is in its time, which is how a mix has to be judged (engine/quantized/mix.py).
 
 Written as it goes: ``<out>/<card>/quant_halves.json``, a list of
 ``{"case", "format", "batch", "stage", "channels", "rows", "half", "latency_us": {form: us}}``, and
@@ -37,6 +37,7 @@ from fastswin.engine import Engine
 from fastswin.engine.forward import BlockOffsets, bind
 from fastswin.engine.plan import ModelPlan, StagePlan
 from fastswin.engine.precision import QUANTIZED
+from fastswin.engine.prepare import Linear
 from fastswin.engine.quantized.formats import (
     WIDE_LAYER,
     BlockFormats,
@@ -44,9 +45,11 @@ from fastswin.engine.quantized.formats import (
     StageFormats,
 )
 from fastswin.engine.quantized.forward import QuantizedForward
-from fastswin.engine.quantized.prepare import place_forms
+from fastswin.engine.quantized.library import FP8
+from fastswin.engine.quantized.prepare import LayerForms, place_forms
 from fastswin.engine.warmup import compile_calls, kernel_calls
 from fastswin.models import list_models
+from fastswin.ops.library_linear import library_linear_blocker
 
 Row = dict[str, Any]
 Times = dict[str, float]
@@ -93,22 +96,50 @@ class HalfTimer:
         )  # fmt: skip
         known: set = set()
         calls = []
-        for layers in ((), ("qkv",), ("qkv", "proj", "fc1", "fc2", "reduction")):
-            stages = tuple(self.stage(stage, layers) for stage in self.plan.stages)
+        everything = ("qkv", "proj", "fc1", "fc2", "reduction")
+        wanted = [((), False), (("qkv",), False), (everything, False)]
+        if self.has_library:
+            wanted += [(("qkv",), True), (everything, True)]
+        for layers, library in wanted:
+            stages = tuple(self.stage(stage, layers, library) for stage in self.plan.stages)
             plan = dataclasses.replace(self.plan, stages=stages)
             place_forms(self.forward.weights, [s.formats for s in stages if s.formats])
             bound = bind(plan, self.forward.weights, self.forward.precision)
             calls += kernel_calls(self.forward, bound, images, known)
         compile_calls(calls, self.device)
 
-    def stage(self, stage: StagePlan, layers: Sequence[str]) -> StagePlan:
-        """A stage with only some kinds of layers in 8 bits."""
+    @property
+    def has_library(self) -> bool:
+        """Whether the CUDA library is an alternative to our 8-bit GEMM."""
+        return self.problem.dtype == "fp8" and library_linear_blocker(self.device, FP8) is None
+
+    def stage(self, stage: StagePlan, layers: Sequence[str], library: bool = False) -> StagePlan:
+        """A stage with only some kinds of layers in 8 bits, perhaps by the library."""
         assert stage.formats is not None
-        blocks = tuple(_only(block, layers) for block in stage.formats.blocks)
+        blocks = tuple(
+            self.block(stage, number, block, layers, library)
+            for number, block in enumerate(stage.formats.blocks)
+        )
         reduction = stage.formats.reduction
-        if reduction is not None and "reduction" not in layers:
-            reduction = WIDE_LAYER
+        if reduction is not None:
+            forms = self.forward.weights.mergings[stage.stage].reduction
+            reduction = _chosen("reduction", reduction, forms, layers, library)
         return dataclasses.replace(stage, formats=StageFormats(blocks, reduction))
+
+    def block(
+        self,
+        stage: StagePlan,
+        number: int,
+        formats: BlockFormats,
+        layers: Sequence[str],
+        library: bool,
+    ) -> BlockFormats:
+        block = self.forward.weights.stages[stage.stage][number]
+        qkv, proj, fc1, fc2 = (
+            _chosen(kind, getattr(formats, kind), getattr(block, kind), layers, library)
+            for kind in ("qkv", "proj", "fc1", "fc2")
+        )
+        return BlockFormats(qkv, formats.attention if qkv.quantized else "wide", proj, fc1, fc2)
 
     def run(self) -> list[Row]:
         """One row for every stage and half."""
@@ -130,6 +161,16 @@ class HalfTimer:
             Candidate(form, self.call(x, self.stage(stage, layers), half), capturable=True)
             for form, layers in FORMS[half].items()
         ]
+        if self.has_library:
+            candidates += [
+                Candidate(
+                    f"{form} library",
+                    self.call(x, self.stage(stage, layers, library=True), half),
+                    capturable=True,
+                )
+                for form, layers in FORMS[half].items()
+                if layers
+            ]
         timings = measure(candidates, make_clock(self.device), seconds=self.seconds)
         return {
             "case": self.problem.model,
@@ -180,13 +221,14 @@ def speed_table(rows: Sequence[Row], plan: ModelPlan, card: str) -> dict[str, An
     return {"card": card, "batch": rows[0]["batch"], "layers": layers}
 
 
-def _only(block: BlockFormats, layers: Sequence[str]) -> BlockFormats:
-    def layer(kind: str) -> LayerFormat:
-        return getattr(block, kind) if kind in layers else WIDE_LAYER
-
-    qkv = layer("qkv")
-    attention = block.attention if qkv.quantized else "wide"
-    return BlockFormats(qkv, attention, layer("proj"), layer("fc1"), layer("fc2"))
+def _chosen(
+    kind: str, layer: LayerFormat, forms: Linear, layers: Sequence[str], library: bool
+) -> LayerFormat:
+    if kind not in layers:
+        return WIDE_LAYER
+    if library and isinstance(forms, LayerForms) and forms.has_library:
+        return LayerFormat("fp8", "cublaslt")
+    return layer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

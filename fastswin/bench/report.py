@@ -17,6 +17,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from fastswin.bench.backend_accuracy import make_accuracy_table
 from fastswin.bench.backends import make_backend_table
 from fastswin.bench.export_tables import make_engine_table, make_export_table
 from fastswin.bench.record import DEFAULT_ROOT, load_document
@@ -33,6 +34,7 @@ _MARKER = re.compile(r"<!-- bench:[\w@.-]+:(?:begin|end)[^>]*-->")
 
 #: Suites whose table is not the usual one.
 TABLES = {
+    "backend_accuracy": make_accuracy_table,
     "backends": make_backend_table,
     "export": make_export_table,
     "tensorrt_rtx": make_engine_table,

@@ -100,11 +100,14 @@ def tensorrt_builder(*, folded: bool) -> Builder:
     def build(source: Source, problem: Problem, images: torch.Tensor) -> Built:
         if not images.is_cuda:
             raise UnavailableError("TensorRT needs a GPU")
-        trt = _load("tensorrt", "tensorrt")
         _need_dtype(problem, ("fp32", "tf32", "fp16"), "this export")
-        from fastswin.export.tensorrt import build_engine
+        from fastswin.export.tensorrt import build_engine, import_runtime
         from fastswin.export.tensorrt_report import BatchRange
 
+        try:
+            trt = import_runtime("tensorrt")
+        except ImportError as error:
+            raise UnavailableError(str(error)) from error
         batches = BatchRange(problem.batch, problem.batch, problem.batch)
         with tempfile.TemporaryDirectory() as folder:
             path = _our_onnx(source, Path(folder), problem, folded)

@@ -132,8 +132,14 @@ def with_tiles(plan: ModelPlan, best: dict[Layer, tuple[float, Form]], batch: in
         launch = dict(stage.launch)
         for name in ("qkv", "proj", "fc1", "fc2", "merge"):
             found = best.get(Layer(name, batch, stage.map_size[0], stage.channels))
-            if found is not None and found[1].kind == "fused" and name in launch:
-                launch[name] = found[1].config
+            if found is None:
+                continue
+            kind, config = found[1].kind, found[1].config
+            fits = {"proj": "fused", "fc1": "fused" if stage.mlp == "split" else "tiled"}
+            if name == "qkv" and kind in ("fused", "tiled"):
+                launch[name], stage = config, dataclasses.replace(stage, qkv=kind)
+            elif fits.get(name) == kind:
+                launch[name] = config
         stages.append(dataclasses.replace(stage, launch=launch))
     return dataclasses.replace(plan, stages=tuple(stages))
 
@@ -164,6 +170,7 @@ class Model:
             plans = {
                 "today": now, "today + pdl": with_pdl(now, True),
                 "small": with_pdl(small, False), "small + pdl": small,
+                "small + head": dataclasses.replace(small, head="fused"),
             }  # fmt: skip
         else:
             small = make_plan(config, batch, size, self.device, self.precision, pdl=True)

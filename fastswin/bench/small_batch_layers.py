@@ -29,9 +29,7 @@ from fastswin.ops.linear.config import (
     default_gemm_config,
     default_layer_norm_linear_config,
     default_one_shot_config,
-    default_sliced_config,
     one_shot_blocker,
-    sliced_blocker,
 )
 from fastswin.testing.tolerance import compare_to_oracle
 
@@ -230,13 +228,13 @@ def forms(layer: Layer, most: int, multiprocessors: int = 132) -> Iterator[Form]
         yield Form(kind, config, True)
 
 
-def _tiles(layer: Layer, multiprocessors: int) -> Iterator[OneShotConfig | SlicedConfig]:
+def _tiles(layer: Layer, multiprocessors: int) -> Iterator[OneShotConfig]:
     M, N, K = layer.shape
     gather = layer.name == "merge"
     if one_shot_blocker(K) is None:
         yield default_one_shot_config(M, N, K, multiprocessors, gather)
-    if gather or K != 4 * layer.C:
-        slice_counts = (4,) if gather else _slice_counts(K)
+    if gather or K <= 512:
+        slice_counts = (4,) if gather else (1,)
         for block_m, block_n in ((16, 32), (32, 32), (16, 64), (32, 64), (64, 32), (64, 64)):
             programs = cdiv(M, block_m) * cdiv(N, block_n)
             if block_m >= 2 * M or not 40 <= programs <= 4 * multiprocessors:
@@ -246,25 +244,11 @@ def _tiles(layer: Layer, multiprocessors: int) -> Iterator[OneShotConfig | Slice
                 for warps in (4, 8, 16):
                     threads = 32 * warps
                     room = threads * min(255, 65536 // threads)
-                    if warps < slices or not 0.15 * room <= values <= 0.8 * room:
+                    if warps < slices or not 0.15 * room <= values <= 1.0 * room:
                         continue
                     config = OneShotConfig(block_m, block_n, slices, warps)
                     if one_shot_blocker(K, config) is None:
                         yield config
-    if gather or M * K > 1 << 21:
-        return
-    if layer.name in ("fc2", "proj") or K >= 384:
-        yield default_sliced_config(M, N, K, multiprocessors, (9, 0))
-        for tile in ((16, 32), (32, 32), (64, 32), (16, 64), (32, 64), (64, 64)):
-            if not 40 <= cdiv(M, tile[0]) * cdiv(N, tile[1]) <= 3 * multiprocessors:
-                continue
-            for block_k, slices, warps in ((64, 8, 8), (64, 4, 4), (64, 2, 4), (64, 4, 8)):
-                step = 2 * sum(tile) * block_k * slices
-                for stages in (2, 4):
-                    sliced = SlicedConfig(*tile, block_k, slices, warps, stages)
-                    fits = stages * step <= 220 * 1024 and K // (block_k * slices) >= stages - 1
-                    if fits and sliced_blocker(K, sliced) is None:
-                        yield sliced
 
 
 def predicted_us(layer: Layer, config: OneShotConfig | SlicedConfig, multiprocessors: int) -> float:
@@ -288,12 +272,6 @@ def predicted_us(layer: Layer, config: OneShotConfig | SlicedConfig, multiproces
     inside = 0.3 if layer.normalised and isinstance(config, OneShotConfig) else 0.0
     summed = 0.15 if config.slices > 1 else 0.0
     return 1.8 + loaded / 60e3 + steps * 33 / 1755 + inside + summed
-
-
-def _slice_counts(K: int) -> tuple[int, ...]:
-    if K < 192:
-        return (1, 2)
-    return (2, 4) if K < 384 else ((4, 8) if K < 768 else (8, 16))
 
 
 class CompilePool:

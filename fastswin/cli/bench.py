@@ -18,6 +18,7 @@ from fastswin.bench.backends import (
 from fastswin.bench.compile_cache import warm_compile_cache
 from fastswin.bench.contenders import COMPILED, VARIANTS
 from fastswin.bench.problems import SUITES
+from fastswin.bench.quant import make_entries, run_quant_suite
 from fastswin.bench.record import DEFAULT_ROOT
 from fastswin.bench.suites import choose_device, run_model_suite
 from fastswin.bench.tables import make_table
@@ -42,7 +43,15 @@ def model(
         list[str] | None, typer.Option("--model", help="Models; default: the suite's.")
     ] = None,
     suite: Annotated[str, typer.Option(help=f"One of {', '.join(SUITES)}.")] = "model",
-    dtype: Annotated[list[str] | None, typer.Option(help="fp32, tf32, fp16, bf16.")] = None,
+    dtype: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dtype",
+            "--precision",
+            help="fp32, tf32, fp16, bf16, int8, int8_mode1, int8_mode2, fp8; with --suite quant "
+            "those beside fp16, default int8 and fp8.",
+        ),
+    ] = None,
     batch: Annotated[list[str] | None, typer.Option(help="Images per call.")] = None,
     variant: Annotated[
         list[str] | None, typer.Option(help="Contenders; default: all that run here.")
@@ -87,29 +96,44 @@ def model(
         variants = backend_variants(list(BACKENDS) if runtimes == ["all"] else runtimes)
         suite = BACKEND_SUITE
     with Progress("bench") as progress:
-        cold_build_s = {}
-        if compile_workers:
-            cold_build_s = warm_compile_cache(
-                problems,
-                compile_workers,
-                variants=[v for v in variants or VARIANTS if v in COMPILED],
-                device=device or "cuda",
-                progress=progress.say,
+        if suite == "quant":
+            entries = make_entries(
+                split_list(dtype, "--dtype") or None, variants, choose_device(device)[0]
             )
-        result = run_model_suite(
-            problems,
-            variants,
-            device,
-            out,
-            seconds,
-            progress.say,
-            suite=suite,
-            warmup=warmup,
-            iterations=iterations,
-            deadline_s=deadline,
-            cold_build_s=cold_build_s,
-            forgiving=bool(runtimes),
-        )
+            cases = itertools.product(names, [entries[0].dtype], batches)
+            result = run_quant_suite(
+                [problem_for(*case, checkpoint=checkpoint) for case in cases],
+                entries,
+                device,
+                out,
+                seconds,
+                progress.say,
+                deadline_s=deadline,
+            )
+        else:
+            cold_build_s = {}
+            if compile_workers:
+                cold_build_s = warm_compile_cache(
+                    problems,
+                    compile_workers,
+                    variants=[v for v in variants or VARIANTS if v in COMPILED],
+                    device=device or "cuda",
+                    progress=progress.say,
+                )
+            result = run_model_suite(
+                problems,
+                variants,
+                device,
+                out,
+                seconds,
+                progress.say,
+                suite=suite,
+                warmup=warmup,
+                iterations=iterations,
+                deadline_s=deadline,
+                cold_build_s=cold_build_s,
+                forgiving=bool(runtimes),
+            )
     if json:
         print_json(result.document | {"problems_found": result.problems_found})
     else:
@@ -158,7 +182,6 @@ def operator(
             progress.say(line)
 
         cases = split_list(case, "--case")
-        result: op_softmax.SoftmaxResult | op_window_attention.AttentionResult
         if name == "softmax":
             result = op_softmax.run(target, out, cases, seconds, deadline, say)
         else:

@@ -376,7 +376,9 @@ class Engine:
                 self._table, False if self._ranges is not None else self._pdl,
             )  # fmt: skip
             if self._ranges is not None:
-                plan = quantize_plan(plan, self.config, self._ranges, self._mix)
+                plan = quantize_plan(
+                    plan, self.config, self._ranges, self._mix, self._forward.weights
+                )
                 formats = [s.formats for s in plan.stages if s.formats is not None]
                 place_forms(self._forward.weights, formats)
             self._plans[key] = bind(plan, self._forward.weights, self._forward.precision)

@@ -13,13 +13,13 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
            "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
            "unfused"  the same with fc1 by the library and GELU apart: where a table says so
-    merge  "fused"    2x2 gather, LayerNorm and GEMM in one kernel: few rows
+    merge  "fused"    2x2 gather, LayerNorm and GEMM in one kernel: never by itself
            "triton"   2x2 gather (+ LayerNorm) kernel, then the library's GEMM
-    head   "fused"    final norm, pool and head in one kernel: few images
+    head   "fused"    final norm, pool and head in one kernel: never by itself
 
 Small batches are bound by launches: their kernels use programmatic dependent launch
-(_triton/pdl.py; ``pdl`` in the plan), and a stage of few rows is built of our kernels alone, so
-that every launch overlaps with the one before.
+(_triton/pdl.py; ``pdl`` in the plan), and a stage of few rows is built of our kernels where they
+are faster then (small_batch.py).
 
 Without Triton every layer takes "reference": plain PyTorch. The thresholds are measurements on an
 H100 (docs/performance.md); a tuning table of the card, where there is one, decides instead of them
@@ -34,7 +34,6 @@ import torch
 
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
 from fastswin._triton.device import device_capability, multiprocessor_count
-from fastswin._triton.tiles import cdiv
 from fastswin.engine.precision import Precision
 from fastswin.engine.quantized.formats import StageFormats
 from fastswin.engine.small_batch import PDL_CAPABILITY, small_stage
@@ -53,7 +52,6 @@ from fastswin.ops.mlp.config import mlp_blocker
 from fastswin.ops.patch_embed.api import patch_embed_blocker
 from fastswin.ops.patch_merging.api import MAX_CHANNELS as MERGE_MAX_CHANNELS
 from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
-from fastswin.ops.pool.api import MAX_HEAD_CHANNELS
 from fastswin.tuning.problem import LaunchConfig
 from fastswin.tuning.table import TuningTable
 
@@ -65,9 +63,6 @@ FUSED_QKV_TOKENS = {128: 1 << 62, 192: 6500, 384: 200}
 #: Most values (rows x channels) of a stage that is built of one-shot GEMMs, and of the first stage
 #: of a model that is launched ahead: Swin-B at batch 1 and 8.
 SMALL_STAGE_VALUES, PDL_VALUES = 420_000, 3_300_000
-
-#: Most images whose pooling every program of the head repeats.
-FUSED_HEAD_BATCH = 2
 
 #: Widest stage that the fused (or, below MLP_MIN_TOKENS, split) MLP serves.
 FUSED_MLP_CHANNELS = 192
@@ -165,13 +160,8 @@ def make_plan(
         "reference" if no_embed else "triton",
         stages,
         "reference" if no_pool else "triton",
-        "fused" if pdl and not no_pool and _small_head(config, batch) else "library",
-        pdl,
+        pdl=pdl,
     )
-
-
-def _small_head(config: SwinConfig, batch: int) -> bool:
-    return batch <= FUSED_HEAD_BATCH and config.num_features <= MAX_HEAD_CHANNELS
 
 
 def _plan_stage(
@@ -200,10 +190,7 @@ def _plan_stage(
         choice, reasons = _choose(config, stage, C, M, precision, table)
         if pdl and config.version == 1 and M * C <= SMALL_STAGE_VALUES:
             hidden = config.hidden_dim(stage)
-            merged = max(batch, 1) * cdiv(map_size[0], 2) * cdiv(map_size[1], 2)
-            launch = small_stage(
-                choice, reasons, M, C, hidden, merged, multiprocessor_count(device)
-            )
+            launch = small_stage(choice, reasons, M, C, hidden, multiprocessor_count(device))
         launch |= _tuned_launch(config, stage, max(batch, 1), image_size, precision, choice, table)
     return StagePlan(
         stage=stage,

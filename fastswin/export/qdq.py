@@ -19,6 +19,9 @@ import numpy as np
 
 QdqFormat = Literal["int8", "fp8"]
 
+#: From this opset on ``QuantizeLinear`` states the type it writes.
+TYPED_QUANTIZE_OPSET = 21
+
 #: Largest magnitude of a quantised value.
 LARGEST: dict[str, float] = {"int8": 127.0, "fp8": 448.0}
 
@@ -125,6 +128,28 @@ def insert_qdq(model: Any, layers: Mapping[str, LayerQdq]) -> None:
         product.replace_input_with(0, nodes[1].outputs[0])
         product.replace_input_with(1, nodes[2].outputs[0])
         del graph.initializers[weight.name]
+        if model.opset_imports[""] >= TYPED_QUANTIZE_OPSET:
+            _widen_bias(graph, name, product)
+
+
+def _widen_bias(graph: Any, name: str, product: Any) -> None:
+    """Give the bias ``[N]`` that is added to ``product [B, T, N]`` the shape ``[1, 1, N]``.
+
+    ONNX Runtime 1.32 turns a product with a one-dimensional bias into a ``Gemm`` between reshapes
+    and repeats the ``QuantizeLinear`` behind the reshape, with its type as an attribute, which that
+    node has from opset 21 on. On x86 it then makes inputs unsigned but leaves the attribute, and
+    refuses the graph. With this shape the product stays a product and becomes an integer one.
+    """
+    output = product.outputs[0]
+    for node, position in output.uses():
+        if node.op_type != "Add" or output.shape is None or len(output.shape) != 3:
+            continue
+        bias = node.inputs[1 - position]
+        if bias.is_initializer() and len(bias.const_value.shape) == 1:
+            wide = _initializer(graph, f"{name}.wide_bias", bias.const_value.numpy()[None, None])
+            node.replace_input_with(1 - position, wide)
+            if not bias.uses():
+                del graph.initializers[bias.name]
 
 
 def quantize_array(array: np.ndarray, scale: np.ndarray, format: QdqFormat) -> np.ndarray:

@@ -17,6 +17,7 @@ from fastswin.ops.patch_merging import gather_neighbours, merge_neighbours
 from fastswin.ops.pool import norm_pool, norm_pool_head
 from fastswin.ops.quantize import quantize, quantize_per_token
 from fastswin.ops.quantized_linear import quantized_linear
+from fastswin.ops.quantized_mlp import quantized_mlp
 from fastswin.ops.residual_norm import add_layer_norm, layer_norm_add, residual_add
 from fastswin.ops.window_attention import (
     quantized_window_attention,
@@ -44,6 +45,7 @@ __all__ = [
     "quantize",
     "quantize_per_token",
     "quantized_linear",
+    "quantized_mlp",
     "quantized_window_attention",
     "residual_add",
     "scaled_masked_softmax",

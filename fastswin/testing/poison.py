@@ -25,5 +25,5 @@ class PoisonEmpty(TorchFunctionMode):
     ) -> Any:
         out = func(*args, **(kwargs or {}))
         if func in _ALLOCATORS and out.dtype.is_floating_point and not out.is_meta:
-            out.fill_(float("nan"))
+            out.detach().fill_(float("nan"))
         return out

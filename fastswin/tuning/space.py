@@ -22,7 +22,6 @@ from fastswin.ops.linear.config import (
     default_gemm_config,
     default_layer_norm_linear_config,
     default_one_shot_config,
-    default_sliced_config,
     one_shot_blocker,
     sliced_blocker,
 )
@@ -156,7 +155,7 @@ def operand_bytes(problem: KernelProblem, config: LaunchConfig) -> int:
 
 def _gemm(problem: KernelProblem, card: Card) -> Iterator[LinearConfig]:
     M, N, K = problem.rows, problem.dims["N"], problem.dims["K"]
-    yield from _few_rows(M, N, K, card, sliced=True)
+    yield from _few_rows(M, N, K, card)
     for block_m, block_n in GEMM_TILES:
         tiles = cdiv(M, block_m) * cdiv(N, block_n)
         if tiles > MAX_TILES_PER_MULTIPROCESSOR * card.multiprocessors:
@@ -183,9 +182,7 @@ def _gemm(problem: KernelProblem, card: Card) -> Iterator[LinearConfig]:
                 yield GemmConfig(*tile, 4, True, persistent=1)
 
 
-def _few_rows(
-    M: int, N: int, K: int, card: Card, *, sliced: bool
-) -> Iterator[Any]:
+def _few_rows(M: int, N: int, K: int, card: Card) -> Iterator[Any]:
     """Forms without a long chain over K, where there are too few rows to fill a card twice."""
     if M * K > SMALL_PRODUCT or card.capability < (8, 0):
         return
@@ -193,23 +190,15 @@ def _few_rows(
     if one_shot_blocker(K) is None:
         default = default_one_shot_config(M, N, K, programs)
         for block_m, block_n in ((16, 32), (32, 32), (32, 64), (64, 64)):
-            if cdiv(M, block_m) * cdiv(N, block_n) <= 3 * programs:
-                yield OneShotConfig(block_m, block_n, default.slices, max(8, default.slices))
+            if cdiv(M, block_m) * cdiv(N, block_n) <= 4 * programs:
+                for num_warps in (4, 8):
+                    yield OneShotConfig(block_m, block_n, 1, num_warps)
         yield default
-    if sliced and K >= 256:
-        default_sliced = default_sliced_config(M, N, K, programs, card.capability)
-        for block_m, block_n in ((16, 32), (32, 32), (64, 32)):
-            if cdiv(M, block_m) * cdiv(N, block_n) <= 3 * programs:
-                for slices in {default_sliced.slices, max(1, default_sliced.slices // 2)}:
-                    yield SlicedConfig(
-                        block_m, block_n, default_sliced.block_k, slices, max(4, slices), 3
-                    )
-        yield default_sliced
 
 
 def _layer_norm_linear(problem: KernelProblem, card: Card) -> Iterator[NormLinearConfig]:
     M, N, K = problem.rows, problem.dims["N"], problem.dims["K"]
-    yield from _few_rows(M, N, K, card, sliced=False)
+    yield from _few_rows(M, N, K, card)
     for block_m, block_n in itertools.product((16, 32, 64, 128), (32, 64, 128)):
         if block_m * K > 128 * 192 or block_m * block_n > 128 * 64 or block_n >= 2 * N:
             continue

@@ -1,13 +1,19 @@
 """``--backends``: runtimes as contenders, each with its difference; what is absent says so."""
 
+import json
+import sys
+from types import SimpleNamespace
+
 import pytest
 import torch
 
-from fastswin.bench import runtimes
+from fastswin.bench import backend_accuracy, runtimes
 from fastswin.bench.backends import BACKENDS, backend_variants, make_backend_table
 from fastswin.bench.contenders import DEFAULT_VARIANTS, VARIANTS, build_contender
 from fastswin.bench.failures import UnavailableError
 from fastswin.bench.problems import Problem, seeded_images
+from fastswin.bench.report import markdown_for
+from fastswin.bench.roofline import Ceilings
 from fastswin.bench.source import build_source
 from fastswin.engine import Engine
 
@@ -85,3 +91,27 @@ def test_backends_stand_for_variants():
     assert set(DEFAULT_VARIANTS) <= set(VARIANTS)
     with pytest.raises(ValueError, match=r"--backends must be among torch, .* got 'tflite'"):
         backend_variants(["tflite"])
+
+
+def test_tensorrt_that_is_not_installed_says_what_is(tiny_problem, monkeypatch):
+    monkeypatch.setitem(sys.modules, "tensorrt", None)
+    images = SimpleNamespace(is_cuda=True)  # as far as the builder looks before it needs a GPU
+    with pytest.raises(UnavailableError, match=r"pip install tensorrt$"):
+        runtimes.tensorrt_builder(folded=True)(build_source(tiny_problem), tiny_problem, images)
+
+
+def test_accuracy_of_the_shipped_model_by_runtime(tmp_path, capsys, monkeypatch):
+    ceilings = Ceilings(0.01, {"fp32": 0.05})
+    monkeypatch.setattr("fastswin.bench.suites.measure_ceilings", lambda *_: ceilings)
+    arguments = ["--precisions", "fp32", "--limit", "48", "--out", str(tmp_path)]
+    assert backend_accuracy.main(arguments) == 0
+    assert "fastswin-openvino" in capsys.readouterr().out
+    (path,) = tmp_path.glob("*/backend_accuracy.json")
+    records = json.loads(path.read_text())["records"]
+    assert {r["variant"]: r["agreement_percent"] for r in records} == {
+        "reference": 100.0, "fastswin-onnxruntime": 100.0, "fastswin-openvino": 100.0,
+    }  # fmt: skip
+    assert max(record["max_abs_err"] for record in records) <= 1e-4
+    assert "| onnxruntime | fp32 | fp32 | " in markdown_for("backend_accuracy", tmp_path)
+    assert backend_accuracy.main(["--precisions", "int4", "--out", str(tmp_path)]) == 2
+    assert "--precisions" in capsys.readouterr().err

@@ -250,4 +250,4 @@ def test_wrong_arguments_exit_2_with_a_line(arguments, message, tmp_path, capsys
 
 def test_problem_rejects_what_it_cannot_be():
     with pytest.raises(ValueError, match="dtype must be one of"):
-        Problem("swin_tiny_patch4_window7_224", "fp8")
+        Problem("swin_tiny_patch4_window7_224", "fp4")

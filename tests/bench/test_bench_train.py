@@ -21,7 +21,7 @@ VARIANTS = ["eager", "fastswin", "fastswin-bf16-stream"]
 
 
 @pytest.fixture
-def known_ceilings(monkeypatch):
+def known_ceilings(monkeypatch, brief_timing):
     """No seconds spent on the copy and GEMM rates of this machine."""
     ceilings = Ceilings(0.01, {"fp32": 0.1, "bf16": 0.1})
     for module in (train, train_scaling):

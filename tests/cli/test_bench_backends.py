@@ -1,4 +1,4 @@
-"""``fastswin bench model --backends``: a record and a table of their own, absent runtimes forgiven."""
+"""``fastswin bench model --backends``: record and table of its own, absent runtimes forgiven."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fastswin.bench.roofline import Ceilings
 
 
 @pytest.fixture(autouse=True)
-def _ceilings(monkeypatch):
+def _ceilings(monkeypatch, brief_timing):
     monkeypatch.setattr(suites, "measure_ceilings", lambda *_: Ceilings(0.01, {"fp32": 0.05}))
 
 

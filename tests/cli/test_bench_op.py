@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from fastswin.bench import op_softmax
+from fastswin.bench import op_softmax, op_suite
 from fastswin.bench.op_softmax_problems import SoftmaxProblem
 from fastswin.bench.roofline import Ceilings
 
@@ -14,9 +14,9 @@ TINY = [SoftmaxProblem("window", (4, 2, 9, 9), "fp32", windows=2)]
 
 
 @pytest.fixture
-def tiny_problems(monkeypatch):
+def tiny_problems(monkeypatch, brief_timing):
     monkeypatch.setattr(op_softmax, "PROBLEMS", TINY)
-    monkeypatch.setattr(op_softmax, "measure_ceilings", lambda *_: Ceilings(0.01, {"fp32": 0.1}))
+    monkeypatch.setattr(op_suite, "measure_ceilings", lambda *_: Ceilings(0.01, {"fp32": 0.1}))
     monkeypatch.setattr(op_softmax, "_compiled", lambda f: lambda i: f(i.x, i.bias, i.mask, i.lens))
     return TINY[0].case
 

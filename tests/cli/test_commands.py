@@ -151,7 +151,7 @@ def test_doctor_says_why_not(cli, monkeypatch):
     assert "NVIDIA GPU" in {p["name"]: p for p in document["precisions"]}["tf32"]["reason"]
 
 
-def test_bench_model_writes_a_record(cli, shipped, tmp_path):
+def test_bench_model_writes_a_record(cli, shipped, tmp_path, brief_timing):
     done = cli("bench", "model", "--model", "swin_fashion_mnist", "--dtype", "fp32", "--batch", 2,
                "--variant", "fastswin,eager", "--device", "cpu", "--out", tmp_path, "--seconds",
                0.05, "--json")  # fmt: skip

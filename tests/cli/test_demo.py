@@ -15,7 +15,7 @@ from fastswin.engine import Engine
 
 
 @pytest.fixture
-def small_contest(monkeypatch, shipped):
+def small_contest(monkeypatch, shipped, brief_timing):
     """Only the stand-in model is timed, briefly and without the compiler."""
     monkeypatch.setattr(latency_module, "COMPILE_S", float("inf"))
     monkeypatch.setattr(latency_module, "LARGE_MODEL_S", float("inf"))

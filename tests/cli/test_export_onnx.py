@@ -15,9 +15,8 @@ def ranges(tmp_path_factory):
     """int8 ranges of the grey model."""
     images = torch.randn(2, 1, 28, 28, generator=torch.Generator().manual_seed(0))
     model = make_model(GREY)
-    return save_ranges(
-        model, calibrate(model, images), tmp_path_factory.mktemp("r") / "ranges.json"
-    )
+    path = tmp_path_factory.mktemp("ranges") / "ranges.json"
+    return save_ranges(model, calibrate(model, images), path)
 
 
 def test_a_checkpoint_is_written_and_compared(cli, grey_checkpoint, tmp_path, monkeypatch):
@@ -113,7 +112,9 @@ def test_wrong_options_beside_ranges(cli, grey_checkpoint, ranges, tmp_path, arg
 
 
 def test_unknown_model_shows_the_nearest(cli, tmp_path):
-    done = cli("export", "onnx", "--model", "swin_tyni", "--output", tmp_path / "a.onnx")
+    done = cli(
+        "export", "onnx", "--model", "swin_tiny_patch4_windw7_224", "--output", tmp_path / "a.onnx"
+    )
     assert done.code == 2
-    assert "swin_tiny" in done.error_line()
+    assert "swin_tiny_patch4_window7_224" in done.error_line()
     assert list(tmp_path.iterdir()) == []

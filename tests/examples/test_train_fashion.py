@@ -23,9 +23,9 @@ torch.set_num_threads(2)
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory):
-    """A data folder cut from the shipped slices: 256 training and 40 test images."""
+    """A data folder cut from the shipped slices: 256 training and 16 test images."""
     folder = tmp_path_factory.mktemp("data")
-    for stem, name, count in (("train", "calibration", 256), ("t10k", "test", 40)):
+    for stem, name, count in (("train", "calibration", 256), ("t10k", "test", 16)):
         images, labels = fashion_mnist_slice(name)
         (folder / f"{stem}-images-idx3-ubyte.gz").write_bytes(idx_bytes(images[:count]))
         (folder / f"{stem}-labels-idx1-ubyte.gz").write_bytes(idx_bytes(labels[:count]))
@@ -54,18 +54,20 @@ def test_the_shipped_models_size():
     assert {fashion_recipe.CONFIG.head_dim(s) for s in range(3)} == {32}
 
 
-def test_256_images_bring_the_loss_down(data, tmp_path):
-    result = train_fashion.main(
-        ["--data", str(data), "--out", str(tmp_path), "--epochs", "2", "--batch", "32",
-         "--device", "cpu", "--minutes", "0", "--limit-train", "256"]
-    )  # fmt: skip
+def arguments(data, out, epochs, images=16, batch=16):
+    return ["--data", str(data), "--out", str(out), "--epochs", str(epochs), "--batch", str(batch),
+            "--device", "cpu", "--minutes", "0", "--limit-train", str(images)]  # fmt: skip
+
+
+def test_16_steps_bring_the_loss_down(data, tmp_path):
+    result = train_fashion.main(arguments(data, tmp_path, 2, 64, 8))
     assert result["losses"][1] < result["losses"][0] - 0.05
     assert result["epochs"] == 2
     assert result["steps"] == 16
     stored = json.loads((tmp_path / "training.json").read_text())
     assert stored == result
     assert stored["seed"] == 0
-    assert stored["test_images"] == 40
+    assert stored["test_images"] == 16
     weights = tmp_path / "swin_fashion_mnist.safetensors"
     assert weights.stat().st_size < 8e6
     source = open_source(checkpoint=weights)
@@ -74,13 +76,8 @@ def test_256_images_bring_the_loss_down(data, tmp_path):
     assert source.class_names == list(class_names())
 
 
-def arguments(data, out, epochs, images=256):
-    return ["--data", str(data), "--out", str(out), "--epochs", str(epochs), "--batch", "64",
-            "--device", "cpu", "--minutes", "0", "--limit-train", str(images)]  # fmt: skip
-
-
 def test_an_interrupted_run_goes_on_to_the_same_weights(data, tmp_path, small, monkeypatch):
-    whole = train_fashion.main(arguments(data, tmp_path / "whole", 10, 64))
+    whole = train_fashion.main(arguments(data, tmp_path / "whole", 10))
 
     saves = []
     save = train_fashion.Trainer.save
@@ -93,9 +90,9 @@ def test_an_interrupted_run_goes_on_to_the_same_weights(data, tmp_path, small, m
 
     monkeypatch.setattr(train_fashion.Trainer, "save", save_and_stop)
     with pytest.raises(KeyboardInterrupt):
-        train_fashion.main(arguments(data, tmp_path / "cut", 10, 64))
+        train_fashion.main(arguments(data, tmp_path / "cut", 10))
     assert not (tmp_path / "cut" / "training.json").exists()
-    resumed = train_fashion.main(arguments(data, tmp_path / "cut", 10, 64))
+    resumed = train_fashion.main(arguments(data, tmp_path / "cut", 10))
     assert saves == [5, 10]
     assert resumed["losses"] == whole["losses"]
     assert resumed["steps"] == whole["steps"] == 10
@@ -120,7 +117,7 @@ def test_schedule_ends_annealed_whatever_the_speed(data, tmp_path, small, monkey
         return step(self, *rest)
 
     monkeypatch.setattr(train_fashion.Trainer, "train_step", slow_step)
-    call = arguments(data, tmp_path, 50)
+    call = arguments(data, tmp_path, 50, 64)
     call[call.index("--minutes") + 1] = "2"
     result = train_fashion.main(call)
     assert result["epochs"] == 5

@@ -53,7 +53,7 @@ def test_fp32_logits_are_held_to_an_absolute_bound_whatever_their_size(tmp_path)
         wide.head.weight.mul_(40)
         wide.head.bias.mul_(40)
     onnx.save(graph, tmp_path / "wide.onnx")
-    with pytest.raises(ParityError, match=r"by 5\.\de-04, more than 1\.0e-04"):
+    with pytest.raises(ParityError, match=r"by [45]\.\d+e-04, more than 1\.0e-04"):
         check_parity(tmp_path / "wide.onnx", wide, batches=(1,))
     assert legal_difference("fp32", 100.0) == 1e-4
     assert legal_difference("fp32", 100.0, features=True) == pytest.approx(1e-2)

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ahead_of_time import compile_each
 
 from fastswin.testing.aot import SHARED_MEMORY_LIMIT
 
@@ -39,30 +35,23 @@ KERNELS = {
     "_norm_sum_kernel",
     "_mean_affine_kernel",
     "_patch_embed_fwd_kernel",
-    "_one_shot_linear_kernel",
-    "_sliced_linear_kernel",
     "_norm_pool_head_kernel",
 }
 
+#: Kernels of few rows, from compute capability 8.0.
+FEW_ROWS = {"_one_shot_linear_kernel", "_sliced_linear_kernel"}
 
-@functools.cache
+#: Keys streamed one tile at a time gain nothing from an early start.
+PLAIN = {"_window_attention_fwd_online_kernel"}
+
+
+#: All kernels on Hopper, a sample elsewhere; each of the two groups is one process.
+RUNS = {c: (str(c), "all" if c == 90 else "sample", "0", "1") for c in CAPABILITIES}
+
+
 def compiled(capability: int) -> list[dict]:
-    """Kernels for one generation by two processes: all on Hopper, a sample elsewhere."""
-    selection = "all" if capability == 90 else "sample"
-    parts = [
-        subprocess.Popen(
-            [sys.executable, str(SCRIPT), str(capability), selection, str(part), "2"],
-            stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True,
-            env=os.environ | {"TRITON_INTERPRET": "0"},
-        )
-        for part in range(2)
-    ]  # fmt: skip
-    kernels = []
-    for process in parts:
-        output, errors = process.communicate(timeout=500)
-        assert process.returncode == 0, errors[-2000:]
-        kernels += [json.loads(line) for line in output.splitlines()]
-    return kernels
+    group = [c for c in CAPABILITIES if (c == 90) == (capability == 90)]
+    return compile_each(SCRIPT, tuple(RUNS[c] for c in group))[group.index(capability)]
 
 
 def allowed_spill(kernel: dict) -> int:
@@ -74,9 +63,21 @@ def allowed_spill(kernel: dict) -> int:
 def test_default_choices_fit_the_card(capability):
     kernels = compiled(capability)
     gemm = "_linear_fwd_tma_kernel" if capability >= 90 else "_linear_fwd_kernel"
-    assert {k["name"] for k in kernels} == KERNELS | {gemm}
+    few_rows = FEW_ROWS if capability >= 80 else set()
+    assert {k["name"] for k in kernels} == KERNELS | {gemm} | few_rows
     limit = SHARED_MEMORY_LIMIT[capability] * 1024
     over = [k for k in kernels if k["shared_bytes"] > limit]
     assert over == []
     spilling = [k for k in kernels if k["spill_bytes"] > allowed_spill(k)]
     assert spilling == []
+
+
+@pytest.mark.parametrize("capability", CAPABILITIES, ids="sm_{}".format)
+def test_dependent_launch_from_hopper_on_and_nowhere_below(capability):
+    kernels = compiled(capability)
+    assert all(k["dependent"] in (None, True) for k in kernels)  # triggers and waits, or neither
+    found = {k["name"] for k in kernels if k["dependent"]}
+    if capability < 90:
+        assert found == set()
+    else:
+        assert found == {k["name"] for k in kernels} - PLAIN

@@ -12,7 +12,12 @@ import torch
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.models import SwinConfig, find_variant
-from fastswin.ops.linear.config import GemmConfig, LayerNormLinearConfig
+from fastswin.ops.linear.config import (
+    GemmConfig,
+    LayerNormLinearConfig,
+    OneShotConfig,
+    SlicedConfig,
+)
 from fastswin.ops.mlp.config import MlpConfig
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 from fastswin.tuning.layers import mlp_layer, qkv_layer
@@ -155,12 +160,24 @@ def test_tma_is_refused_below_hopper():
     ("op", "config"),
     [
         ("linear", GemmConfig(64, 128, 64, 4, 3, True, 2)),
+        ("linear", OneShotConfig(32, 64, 4, 8)),
+        ("linear", SlicedConfig(16, 32, 64, 8, 8, 3)),
         ("layer_norm_linear", LayerNormLinearConfig(64, 32, 3, 4, 2)),
+        ("layer_norm_linear", OneShotConfig(16, 32, 8, 8)),
         ("mlp", MlpConfig(64, 64, 4, 2, True)),
         ("window_attention", WindowAttentionConfig(64, (128, 16), 2, 4, 3)),
         ("window_attention", WindowAttentionConfig(64, (), 1, 4, 2)),
     ],
-    ids=["linear", "layer_norm_linear", "mlp", "attention-whole", "attention-online"],
+    ids=[
+        "linear",
+        "one-shot",
+        "sliced",
+        "layer_norm_linear",
+        "one-shot-norm",
+        "mlp",
+        "attention-whole",
+        "attention-online",
+    ],
 )
 def test_configurations_survive_json(op, config):
     assert config_from_dict(op, json.loads(json.dumps(config_to_dict(config)))) == config
@@ -252,5 +269,5 @@ def test_a_plan_takes_forms_and_tiles_from_its_table(card):
 
 
 def test_a_form_that_the_kernels_cannot_take_is_not_planned(card):
-    wide = choice_row(49, "fused", shape={"C": 768, "post_norm": 0}, range=[49, 49])
-    assert plan_with(table_of(card, choices=[wide])) == plan_with(None)
+    wide = choice_row(441, "fused", shape={"C": 768, "post_norm": 0}, range=[441, 441])
+    assert plan_with(table_of(card, choices=[wide]), 9) == plan_with(None, 9)

@@ -20,7 +20,7 @@ from fastswin.engine.plan import StagePlan
 from fastswin.engine.precision import FORMAT_DTYPES
 from fastswin.engine.prepare import Linear, Norm, PreparedBlock
 from fastswin.engine.quantized.formats import BlockFormats, LayerFormat
-from fastswin.engine.quantized.prepare import LayerForms, QuantizedAffine
+from fastswin.engine.quantized.prepare import LayerForms, Steps
 
 
 class QuantizedForward(Forward):
@@ -54,11 +54,11 @@ class QuantizedForward(Forward):
             return self.attention(qkv, block, stage)
         pad, qkv_scale = block.pad_qkv, None
         if formats.attention != "wide":
-            operands = _operands(block.qkv)
-            pad, qkv_scale = operands.pad_output, operands.output_scale
+            steps = _steps(block.qkv)
+            pad, qkv_scale = steps.pad_output, steps.output_scale
         output_scale, out_dtype = None, self.precision.dtype
         if formats.proj.quantized:
-            output_scale = _operands(block.proj).input_scale
+            output_scale = _steps(block.proj).input_scale
             out_dtype = FORMAT_DTYPES[formats.proj.format]
         output = {"qkv_scale": qkv_scale, "output_scale": output_scale, "out_dtype": out_dtype}
         shift = stage.shift_size if block.shifted else (0, 0)
@@ -82,21 +82,17 @@ class QuantizedForward(Forward):
         if not fc1.quantized and not fc2.quantized:
             super().mlp_half(x, block, stage, offsets)
             return
-        scale = _operands(block.fc2).input_scale if fc2.quantized else None
+        reader = _steps(block.fc2) if fc2.quantized else None
+        stored = reader if fc1.format == fc2.format else None  # fc1's epilogue writes fc2's input
         if fc1.quantized:
             h, token_scale = self.quantized_input(
                 x, block.fc1, fc1, offsets.norm2, self.eps if block.norm2 is None else None
             )
-            alike = fc1.format == fc2.format
-            h = self.product(
-                h, block.fc1, fc1, token_scale, activation="gelu",
-                output_scale=scale if alike else None,
-            )  # fmt: skip
+            h = self.product(h, block.fc1, fc1, token_scale, reader=stored, activation="gelu")
         else:
-            alike = False
             h = self.hidden(x, block, stage, offsets.norm2)
-        if fc2.quantized and not alike:
-            h = self.ops.quantize(h, scale, FORMAT_DTYPES[fc2.format], impl=_impl(fc2))
+        if reader is not None and stored is None:
+            h = self.ops.quantize(h, reader.input_scale, FORMAT_DTYPES[fc2.format], impl=_impl(fc2))
         if fc2.quantized:
             self.add_product(x, h, block.fc2, fc2, block.norm2)
         else:
@@ -109,8 +105,9 @@ class QuantizedForward(Forward):
         if layer is None or not layer.quantized:
             return super().merge(x, index, stage, offset)
         merging = self.weights.mergings[index]
-        impl, scale = _impl(layer), _operands(merging.reduction).input_scale
+        impl, scale = _impl(layer), _steps(merging.reduction).input_scale
         eps = self.resample_eps if merging.norm is None else None
+        token_scale: torch.Tensor | None
         if scale is None:  # one step a token needs the whole row first
             rows = self.ops.gather_neighbours(x, offset=offset, impl=impl)
             rows, token_scale = self.quantized_tokens(rows, layer, None, eps)
@@ -121,7 +118,7 @@ class QuantizedForward(Forward):
                 out_dtype=FORMAT_DTYPES[layer.format], impl=impl,
             )  # fmt: skip
         y = self.branch(rows, merging.reduction, layer, token_scale)
-        if token_scale is not None and _operands(merging.reduction).output_scale is not None:
+        if token_scale is not None and _steps(merging.reduction).output_scale is not None:
             y.add_(token_scale[..., None] * 0.0)  # 8-bit storage lost the mark again
         if merging.norm is not None:
             norm = merging.norm
@@ -150,7 +147,7 @@ class QuantizedForward(Forward):
             eps: of the LayerNorm in front (V1), None where there is none.
         """
         scale, dtype, impl = (
-            _operands(linear).input_scale,
+            _steps(linear).input_scale,
             FORMAT_DTYPES[layer.format],
             _impl(layer),
         )
@@ -179,7 +176,7 @@ class QuantizedForward(Forward):
         token_scale: torch.Tensor | None = None,
         *,
         quantize_output: bool = False,
-        output_scale: torch.Tensor | None = None,
+        reader: Steps | None = None,
         **epilogue: Any,
     ) -> torch.Tensor:
         """One 8-bit product ``[..., K] -> [..., N]``, bias included.
@@ -190,16 +187,26 @@ class QuantizedForward(Forward):
             layer: how it runs.
             token_scale: the input's steps ``[...]`` where every token has its own.
             quantize_output: whether it is stored with the layer's own output steps.
-            output_scale: or with these.
+            reader: or with the input's step of the layer that reads it.
             epilogue: ``activation``, ``residual`` and ``out`` of the operator.
         """
-        operands = _operands(linear)
-        if quantize_output:
-            output_scale = operands.output_scale
+        forms = cast(LayerForms, linear)
+        steps = forms.steps
+        if layer.backend == "cublaslt":
+            operands = forms.library
+            inverse = operands.output_inverse if quantize_output else None
+            inverse = reader.input_inverse if reader is not None else inverse
+            return self.ops.library_linear(
+                h, operands.weight, operands.bias, scale=operands.scale, output_inverse=inverse,
+                out_dtype=self.precision.dtype if inverse is None else h.dtype, impl="library",
+                **epilogue,
+            )  # fmt: skip
+        scale = steps.output_scale if quantize_output else None
+        scale = reader.input_scale if reader is not None else scale
         return self.ops.quantized_linear(
-            h, operands.weight, operands.scale, operands.bias, row_scale=token_scale,
-            output_scale=output_scale, out_dtype=None if output_scale is not None
-            else self.precision.dtype, impl=_impl(layer), **epilogue,
+            h, forms.packed, steps.scale, steps.bias, row_scale=token_scale, output_scale=scale,
+            out_dtype=None if scale is not None else self.precision.dtype, impl=_impl(layer),
+            **epilogue,
         )  # fmt: skip
 
     def branch(
@@ -210,11 +217,11 @@ class QuantizedForward(Forward):
         token_scale: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """A product in the wide dtype, through 8 bits where the scheme stores it so."""
-        operands = _operands(linear)
-        if operands.output_scale is None:
+        steps = _steps(linear)
+        if steps.output_scale is None:
             return self.product(h, linear, layer, token_scale)
         stored = self.product(h, linear, layer, token_scale, quantize_output=True)
-        return stored.to(self.precision.dtype).mul_(operands.output_step)
+        return stored.to(self.precision.dtype).mul_(steps.output_step)
 
     def add_product(
         self,
@@ -225,14 +232,14 @@ class QuantizedForward(Forward):
         norm: Norm | None,
     ) -> None:
         """``x += product(h)`` (V1) or ``x += norm(product(h))`` (V2), in place."""
-        operands = _operands(linear)
+        steps = _steps(linear)
         if norm is not None:
             self._add_normed(x, self.branch(h, linear, layer), norm, _impl(layer))
-        elif operands.output_scale is None:
+        elif steps.output_scale is None:
             self.product(h, linear, layer, residual=x, out=x)
         else:
             stored = self.product(h, linear, layer, quantize_output=True)
-            x.add_(stored.to(x.dtype), alpha=operands.output_step)
+            x.add_(stored.to(x.dtype), alpha=steps.output_step)
 
 
 def _formats(stage: StagePlan, block: PreparedBlock) -> BlockFormats:
@@ -240,9 +247,9 @@ def _formats(stage: StagePlan, block: PreparedBlock) -> BlockFormats:
     return stage.formats.blocks[block.number]
 
 
-def _operands(linear: Linear) -> QuantizedAffine:
-    """The 8-bit form of a layer that a plan quantises."""
-    return cast(LayerForms, linear).quantized
+def _steps(linear: Linear) -> Steps:
+    """Steps of a layer that a plan quantises."""
+    return cast(LayerForms, linear).steps
 
 
 def _impl(layer: LayerFormat) -> Impl:

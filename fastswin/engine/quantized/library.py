@@ -4,10 +4,10 @@
     y = gelu(...) / step of fc2's input                             fc1, stored in fp8
     y = q_x @ (q_w / part step).T ... + bias / part step            qkv, stored with q, k, v's steps
 
-e4m3 has three bits of mantissa at every magnitude, so a common step costs nothing (0.1 dB of 20.8 on
-Swin-T) while all channels stay within its normal numbers: a weight whose largest rows are more than
-:data:`MAX_SPREAD` times its smallest stays with our kernel. Only the mix "auto" goes here, since the
-weights are other roundings than the integer reference's, no worse ones.
+e4m3 has three bits of mantissa at every magnitude, so a common step costs nothing (0.1 dB of 20.8
+on Swin-T) while all channels stay within its normal numbers: a weight whose largest row is more
+than :data:`MAX_SPREAD` times its smallest stays with our kernel. Only the mix "auto" goes here,
+since the weights are other roundings than the integer reference's, no worse ones.
 """
 
 from __future__ import annotations
@@ -57,6 +57,8 @@ def library_affine(layer: QuantLayer, r: LayerRange) -> LibraryAffine | None:
     """A layer's operands, None where its scheme or its weight has no such form."""
     if r.scheme.format != "fp8" or r.scheme.activation != "per_tensor":
         return None
+    if r.scheme.output == "quantized" and layer.attention is None:
+        return None  # stored and read back at once: no form has that
     weight, bias = layer.folded(torch.float64)
     weight, bias = weight.float(), None if bias is None else bias.float()
     inverse = None

@@ -28,26 +28,24 @@ from fastswin.quant.ranges import Calibration, LayerRange, inverse_of
 
 
 @dataclasses.dataclass(frozen=True)
-class QuantizedAffine:
-    """A linear layer's 8-bit operands and steps; all tensors on the device.
+class Steps:
+    """What an 8-bit layer needs beside its weight; all tensors on the device.
 
     Attributes:
-        weight: ``[N, K]`` int8 or float8_e4m3fn, the LayerNorm before it folded in.
         scale: fp32 ``[N]``: the weight's steps, times the input's where that is static.
-        bias: fp32 ``[N]`` or None.
+        bias: fp32 ``[N]`` or None, the LayerNorm before it folded in.
         input_scale: fp32 ``[1]``, the input's step; None where each token has its own.
+        input_inverse: one over it.
         output_scale: fp32 ``[1]``, or ``[3]`` for q, k and v; None where the output is wide.
-        input_inverse: 1 / input_scale, fp32 ``[1]`` or None likewise.
-        output_step: the first of output_scale as a number, to undo it with.
+        output_step: the first of them as a number, to undo it with.
         pad_output: for qkv with a quantised output, ``[3C]`` of a padded token as stored.
     """
 
-    weight: torch.Tensor
     scale: torch.Tensor
     bias: torch.Tensor | None
     input_scale: torch.Tensor | None
-    output_scale: torch.Tensor | None
     input_inverse: torch.Tensor | None
+    output_scale: torch.Tensor | None
     output_step: float
     pad_output: torch.Tensor | None
 
@@ -57,7 +55,8 @@ class LayerForms:
 
     Args:
         wide: the engine's wide form on the host, its biases on the device.
-        quantized: the 8-bit form on the host.
+        packed: 8-bit weight ``[N, K]`` for our kernel, int8 or float8_e4m3fn, on the host.
+        steps: of the layer, on the host.
         library: the form for the CUDA library on the host; None where there is none.
         device: where forms go when they are first read.
         footprint: counts what went there.
@@ -66,12 +65,13 @@ class LayerForms:
     def __init__(
         self,
         wide: Affine,
-        quantized: QuantizedAffine,
+        packed: torch.Tensor,
+        steps: Steps,
         library: LibraryAffine | None,
         device: torch.device,
         footprint: Footprint,
     ) -> None:
-        self._wide, self._quantized, self._library = wide, quantized, library
+        self._wide, self._packed, self._steps, self._library = wide, packed, steps, library
         self._device, self._footprint = device, footprint
 
     @functools.cached_property
@@ -106,29 +106,37 @@ class LayerForms:
         )
 
     @functools.cached_property
-    def quantized(self) -> QuantizedAffine:
-        """8-bit steps and bias, and with :attr:`packed` the weight for our kernel."""
-        host = self._quantized
+    def packed(self) -> torch.Tensor:
+        """8-bit weight ``[N, K]`` for our kernel, the LayerNorm before it folded in."""
+        return self._place(self._packed)
+
+    @functools.cached_property
+    def steps(self) -> Steps:
+        """What both 8-bit forms share."""
+        host = self._steps
         return dataclasses.replace(
             host,
-            weight=self._place(host.weight),
             scale=host.scale.to(self._device),
             bias=self._small(host.bias),
             input_scale=self._small(host.input_scale),
-            output_scale=self._small(host.output_scale),
             input_inverse=self._small(host.input_inverse),
+            output_scale=self._small(host.output_scale),
             pad_output=self._small(host.pad_output),
         )
 
     @property
     def placed(self) -> list[torch.Tensor]:
         """The weights that are on the device."""
-        found = [self.weight] if "weight" in self.__dict__ else []
-        return found + ([self.quantized.weight] if "quantized" in self.__dict__ else [])
+        there = self.__dict__
+        found = [there[name] for name in ("weight", "packed") if name in there]
+        return found + ([self.library.weight] if "library" in there else [])
 
     def place(self, layer: LayerFormat) -> None:
         """Bring the form of a plan to the device."""
-        _ = self.quantized if layer.quantized else self.weight
+        if not layer.quantized:
+            _ = self.weight
+        else:
+            _ = self.steps, self.library if layer.backend == "cublaslt" else self.packed
 
     def _small(self, host: torch.Tensor | None) -> torch.Tensor | None:
         return None if host is None else host.to(self._device)
@@ -194,33 +202,37 @@ class _QuantizedBuilder(Builder):
             return affine
         self.footprint.num_bytes -= affine.weight.numel() * affine.weight.element_size()
         host = dataclasses.replace(affine, weight=affine.weight.cpu())
-        quantized = quantized_affine(self.layers[name], found)
-        return LayerForms(host, quantized, self.device, self.footprint)
+        layer = self.layers[name]
+        packed, steps = quantize_layer(layer, found)
+        library = library_affine(layer, found) if self.device.type == "cuda" else None
+        return LayerForms(host, packed, steps, library, self.device, self.footprint)
 
 
-def quantized_affine(layer: QuantLayer, r: LayerRange) -> QuantizedAffine:
-    """A layer's 8-bit operands on the host."""
+def quantize_layer(layer: QuantLayer, r: LayerRange) -> tuple[torch.Tensor, Steps]:
+    """A layer's 8-bit weight ``[N, K]`` and its steps on the host."""
     operands = quantize_linear(layer, r)
     assert operands.weight_scale is not None  # the scheme quantises it
     scale = operands.weight_scale
-    input_scale = None
+    input_scale = input_inverse = None
     if r.scheme.activation == "per_tensor":
         scale = r.input_scale * scale
         input_scale = torch.tensor([r.input_scale])
+        input_inverse = torch.tensor([inverse_of(r.input_scale)])
     output_scale = pad = None
     if r.scheme.output == "quantized":
         output_scale = torch.tensor(r.output_scale)
         if layer.attention is not None:
             pad = stored_pad(layer, r)
-    return QuantizedAffine(
-        operands.weight.cpu().contiguous(),
+    steps = Steps(
         scale.cpu(),
         None if operands.bias is None else operands.bias.cpu(),
         input_scale,
+        input_inverse,
         output_scale,
         r.output_scale[0] if r.output_scale else 1.0,
         pad,
     )
+    return operands.weight.cpu().contiguous(), steps
 
 
 def stored_pad(layer: QuantLayer, r: LayerRange) -> torch.Tensor:

@@ -18,7 +18,7 @@ from torch.autograd.function import once_differentiable
 
 from fastswin._triton.device import device_capability
 from fastswin.ops.feed_forward import register
-from fastswin.ops.feed_forward.config import default_config
+from fastswin.ops.feed_forward.config import default_forms
 from fastswin.ops.feed_forward.register import KEEP_BOTH, KEEP_NOTHING, KEEP_PRE
 
 
@@ -37,12 +37,12 @@ class FeedForward(torch.autograd.Function):
         ctx.dtypes = [None if t is None else t.dtype for t in (fc1_weight, fc1_bias, fc2_weight)]
         fc1, fc2 = fc1_weight.to(x.dtype), fc2_weight.to(x.dtype)
         hidden, C = fc1.shape
-        config = default_config(C, hidden, fc2.shape[0], x.dtype, device_capability(x.device))
+        form, _ = default_forms(C, hidden, fc2.shape[0], x.dtype, device_capability(x.device))
         pre: torch.Tensor | None = None
         act: torch.Tensor | None = None
-        if config.fused and recompute:
+        if form == "fused" and recompute:
             y, _, _ = register.feed_forward_fwd(x, fc1, fc1_bias, fc2, KEEP_NOTHING)
-        elif config.forward is None or config.fused:
+        elif form != "epilogue":
             # plain operators, which torch.compile sees through
             pre = F.linear(x, fc1, None if fc1_bias is None else fc1_bias.to(x.dtype))
             act = F.gelu(pre)

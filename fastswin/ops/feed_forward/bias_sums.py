@@ -10,7 +10,6 @@ from __future__ import annotations
 import torch
 
 from fastswin._triton.tiles import cdiv
-from fastswin.ops.residual_norm.backward import sum_partials
 
 #: Row g of the first step's result is the sum of rows g, g + GROUPS, g + 2 GROUPS, ...
 GROUPS = 32
@@ -27,6 +26,8 @@ def bias_partials(tiles: int, hidden: int, like: torch.Tensor) -> torch.Tensor:
 
 def sum_bias_partials(partial: torch.Tensor, out: torch.Tensor) -> None:
     """Add up :func:`bias_partials` into ``out [hidden]``."""
+    from fastswin.ops.residual_norm.backward import sum_partials
+
     hidden = partial.shape[1]
     if partial.shape[0] > GROUPS:
         groups = partial.new_empty(GROUPS * hidden)

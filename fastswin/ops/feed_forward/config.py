@@ -15,10 +15,13 @@ Bytes in units of ``M * C * itemsize``, weight gradients (10 in every form) left
 from __future__ import annotations
 
 import dataclasses
+from typing import Literal
 
 import torch
 
 from fastswin._triton.tiles import split_columns
+
+Form = Literal["library", "epilogue", "fused"]
 
 #: Widest rows whose dx a program accumulates in registers beside two hidden tiles.
 MAX_FUSED_CHANNELS = 192
@@ -110,6 +113,15 @@ class FeedForwardConfig:
         return isinstance(self.forward, FusedConfig)
 
 
+#: Forward and backward of layers too wide for the fused form, where epilogues can run: 2 to 10 %
+#: faster than the library's products and passes from C = 256 to 1024 (H100, batch 128).
+WIDE_FORMS: tuple[Form, Form] = ("epilogue", "epilogue")
+
+#: 80 registers and 72 KiB: three programs of 8 warps share an H100's multiprocessor, so that the
+#: stores of one, which are most of its bytes, overlap the products of the others.
+DEFAULT_EPILOGUE = EpilogueConfig(128, 64, 64, num_warps=8, num_stages=3, tma_hidden=True)
+
+
 def fused_blocker(C: int, hidden: int, out_channels: int) -> str | None:
     """Reason why one kernel cannot hold this layer, None where it can."""
     if C > MAX_FUSED_CHANNELS:
@@ -131,10 +143,10 @@ def epilogue_blocker(C: int, hidden: int, out_channels: int) -> str | None:
     return None
 
 
-def default_config(
+def default_forms(
     C: int, hidden: int, out_channels: int, dtype: torch.dtype, capability: tuple[int, int]
-) -> FeedForwardConfig:
-    """Heuristic from a prototype's measurements on an H100 and from what the compiler reports.
+) -> tuple[Form, Form]:
+    """Form of the forward and of the backward; torch.compile sees through this.
 
     Args:
         C, hidden, out_channels: of the layer.
@@ -143,12 +155,31 @@ def default_config(
     """
     half = dtype in (torch.float16, torch.bfloat16)
     if not half or capability < (8, 0):
-        return FeedForwardConfig()
+        return "library", "library"
     if fused_blocker(C, hidden, out_channels) is None:
+        return "fused", "fused"
+    if _copy_engine(capability) and epilogue_blocker(C, hidden, out_channels) is None:
+        return WIDE_FORMS
+    return "library", "library"
+
+
+def default_config(
+    C: int, hidden: int, out_channels: int, dtype: torch.dtype, capability: tuple[int, int]
+) -> FeedForwardConfig:
+    """Heuristic from a prototype's measurements on an H100 and from what the compiler reports.
+
+    Args:
+        C, hidden, out_channels, dtype, capability: as in :func:`default_forms`.
+    """
+    forward, backward = default_forms(C, hidden, out_channels, dtype, capability)
+    if forward == "fused":
         return FeedForwardConfig(
             default_fused_forward(C, capability), default_fused_backward(C, capability)
         )
-    return FeedForwardConfig()
+    return FeedForwardConfig(
+        DEFAULT_EPILOGUE if forward == "epilogue" else None,
+        DEFAULT_EPILOGUE if backward == "epilogue" else None,
+    )
 
 
 def _copy_engine(capability: tuple[int, int]) -> bool:
@@ -165,13 +196,13 @@ def default_fused_forward(C: int, capability: tuple[int, int]) -> FusedConfig:
         return FusedConfig(128, 64, num_warps=4, num_stages=2, tma=True)
     if C == 128:
         return FusedConfig(64, 64, num_warps=4, num_stages=3, tma=True)
-    return FusedConfig(64, 128, num_warps=4, num_stages=2, tma=True)
+    return FusedConfig(128, 64, num_warps=8, num_stages=2, tma=True)
 
 
 def default_fused_backward(C: int, capability: tuple[int, int]) -> FusedConfig:
-    """As many programs per multiprocessor as registers and shared memory allow."""
+    """Fastest of nine on an H100 at batch 128 (docs/performance.md)."""
     if not _copy_engine(capability):
         return FusedConfig(64 if C <= 128 else 32, 32, num_warps=4, num_stages=2)
     if C <= 128:
-        return FusedConfig(128, 32, 8, 2, tma=True, tma_store=True, max_registers=128)
-    return FusedConfig(64, 32, 4, 2, tma=True, tma_store=True)
+        return FusedConfig(64, 32, num_warps=4, num_stages=3, tma=True, tma_store=True)
+    return FusedConfig(128, 64, num_warps=8, num_stages=2, tma=True, tma_store=True)

@@ -6,8 +6,8 @@
 
 Moves 11 units of ``M * C * itemsize`` where passes of their own move 26, and needs nothing kept
 but x. Each program leaves the sums of its rows for fc1's bias gradient; a second kernel adds them
-up in a fixed order: no atomics. A persistent form was given up: address arithmetic kept across its
-loop took 80 registers a thread.
+up in a fixed order: no atomics. One program per row tile: a loop over tiles would hold addresses
+in 80 registers a thread.
 """
 
 from __future__ import annotations

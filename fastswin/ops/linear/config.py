@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
+from fastswin._triton.device import device_capability
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns
 
 #: Widest row that the LayerNorm-fused kernel keeps on chip.
@@ -161,15 +164,13 @@ def layer_norm_linear_blocker(K: int) -> str | None:
 def default_one_shot_config(
     M: int, N: int, K: int, multiprocessors: int, gather: bool = False
 ) -> OneShotConfig:
-    """Heuristic: the largest tile that gives most multiprocessors a program.
+    """Heuristic: the largest tile that gives every multiprocessor two programs.
 
     A program holds its rows in fp32, its strip of weights in half precision and one accumulator a
-    slice; three quarters of its registers may go there.
+    slice; half of its registers may go there. Slices, except to gather, where each is a neighbour,
+    do not pay: batched products are several times slower under Triton 3.6 (docs/performance.md).
     """
-    slices = 4 if gather else 1  # a slice is a neighbour
-    narrowest = min(part for part in split_columns(K) or (MIN_DOT, 0) if part)
-    while not gather and 2 * slices <= min(16, K // 48, narrowest // MIN_DOT):
-        slices *= 2
+    slices = 4 if gather else 1
     tiles = ((64, 64), (32, 64), (64, 32), (32, 32), (16, 32), (16, 16))
     chosen = (*tiles[-1], max(8, slices))
     for block_m, block_n in tiles:
@@ -180,14 +181,14 @@ def default_one_shot_config(
         if warps is None:
             continue
         chosen = (block_m, block_n, warps)
-        if cdiv(M, block_m) * cdiv(N, block_n) >= 0.6 * multiprocessors:
+        if cdiv(M, block_m) * cdiv(N, block_n) >= 2 * multiprocessors:
             break
     return OneShotConfig(chosen[0], chosen[1], slices, chosen[2])
 
 
 def _registers_fit(values: int, warps: int) -> bool:
     threads = 32 * warps
-    return values <= 0.75 * threads * min(255, 65536 // threads)
+    return values <= 0.5 * threads * min(255, 65536 // threads)
 
 
 def default_sliced_config(
@@ -209,6 +210,13 @@ def default_sliced_config(
     budget = (200 if capability >= (9, 0) else 90) * 1024
     stages = max(1, min(4, budget // step_bytes))
     return SlicedConfig(block_m, block_n, block_k, slices, max(4, slices), stages)
+
+
+def why_no_slices(device: torch.device) -> str | None:
+    """Reason why a GPU cannot run the one-shot kernels, None where it can."""
+    if device.type != "cuda" or device_capability(device) >= (8, 0):
+        return None
+    return "one-shot products need the tensor cores of compute capability 8.0"
 
 
 def one_shot_blocker(K: int, config: OneShotConfig | None = None) -> str | None:

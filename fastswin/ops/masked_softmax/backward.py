@@ -154,8 +154,9 @@ def _long_pair(
     y_row, g_row, col, live, limit, y_key, g_key, PREFIX: tl.constexpr, POLICY: tl.constexpr
 ):
     """y and g of one chunk ``col [P, V]`` of one row; zeros past the live prefix."""
-    y = tl.load(y_row + col * y_key, mask=col < limit, other=0.0, eviction_policy=POLICY)
-    g = tl.load(g_row + col * g_key, mask=col < limit, other=0.0, eviction_policy=POLICY)
+    keep = col < limit
+    y = tl.load(y_row + col * y_key, mask=keep, other=0.0, eviction_policy=POLICY)
+    g = tl.load(g_row + col * g_key, mask=keep, other=0.0, eviction_policy=POLICY)
     if PREFIX:
         y = tl.where(col < live, y, 0.0)
         g = tl.where(col < live, g, 0.0)
@@ -239,15 +240,15 @@ def _softmax_bwd_long_kernel(
             )
             dots += tl.sum(y_chunk.to(tl.float32) * g_chunk.to(tl.float32), 1)
         dot = tl.sum(dots, 0)
-        dead = tl.maximum(chunks, KEPT)
-        for c in range(dead, (N + BLOCK - 1) // BLOCK):
-            col = c * BLOCK + lane
-            if NEEDS_DX:
-                tl.store(dx_row + col, tl.zeros([P, V], dtype), mask=col < N)
-            if NEEDS_SUM:
-                tl.store(partial_row + col, tl.zeros([P, V], tl.float32), mask=col < N)
+        if PREFIX:
+            for c in range(tl.maximum(chunks, KEPT), (N + BLOCK - 1) // BLOCK):
+                col = c * BLOCK + lane
+                if NEEDS_DX:
+                    tl.store(dx_row + col, tl.zeros([P, V], dtype), mask=col < N)
+                if NEEDS_SUM:
+                    tl.store(partial_row + col, tl.zeros([P, V], tl.float32), mask=col < N)
         for back in range(KEPT, chunks):
-            col = (chunks - 1 - (back - KEPT)) * BLOCK + lane
+            col = (chunks - 1 + KEPT - back) * BLOCK + lane
             y_back, g_back = _long_pair(
                 y_row, g_row, col, live, limit, y_key, g_key, PREFIX, "evict_first"
             )

@@ -15,19 +15,9 @@ from typing import NamedTuple
 
 import torch
 
-from fastswin.ops.masked_softmax.config import (
-    MAX_PAIRED_ROW,
-    PROGRAMS_PER_MULTIPROCESSOR,
-    Direction,
-    Form,
-    SoftmaxConfig,
-    default_config,
-    is_long,
-    paired_config,
-)
+from fastswin.ops.masked_softmax.config import Form, SoftmaxConfig, default_config, is_long
+from fastswin.ops.masked_softmax.forms import Operand, Shape, choose_form, cut, tiles
 from fastswin.ops.masked_softmax.rows import RowPlan, Strides, plan_rows, power_of_2_divisor
-
-Shape = tuple[int, ...]
 
 #: Rows are numbered in 32 bits; elements in 64.
 MAX_ROWS = 2**31 - 2**16
@@ -39,15 +29,6 @@ MAX_PROGRAMS = 2**31 - 1
 CACHED_LAYOUTS = 4096
 
 NONE: Strides = (0, 0, 0, 0)
-
-
-class Operand(NamedTuple):
-    """What of a tensor decides a launch."""
-
-    shape: Shape
-    strides: Shape
-    itemsize: int
-    aligned: bool
 
 
 class Layout(NamedTuple):
@@ -144,98 +125,6 @@ def _units(strides: Strides, align: int) -> tuple[int, ...]:
     return tuple(s // align for s in strides)
 
 
-def _choose_form(
-    folded: RowPlan,
-    operands: Mapping[str, Operand],
-    keys: int,
-    prefix: bool,
-    direction: Direction,
-    given: SoftmaxConfig | None,
-    default: SoftmaxConfig,
-) -> tuple[SoftmaxConfig, RowPlan]:
-    """The config to launch and its rows: pairs where there are any, unless another form is given.
-
-    Raises:
-        ValueError: ``given`` wants pairs and two rows are no whole number of words.
-    """
-    config = given or default
-    if config.long:
-        flat = folded.without_loop()
-        if flat is None:
-            raise RuntimeError("the two-pass kernel needs a plan with a free row axis")
-        return config, flat
-    if given is None or given.paired:
-        pairs = given or paired_config(keys, direction)
-        plan = folded.fill_blocks(pairs.block_rows, multiple=2)
-        reason = why_not_paired(plan, operands, keys, prefix)
-        if reason is None:
-            return pairs, plan
-        if given is not None:
-            raise ValueError(f"config.paired does not apply: {reason}")
-    return config, folded.fill_blocks(config.block_rows)
-
-
-def _cut(
-    plan: RowPlan, config: SoftmaxConfig, direction: Direction, multiprocessors: int
-) -> tuple[int, int, int]:
-    """Row blocks, loop steps per program and runs; programs are row blocks times runs."""
-    wanted = config.programs_per_multiprocessor * multiprocessors
-    if config.long:
-        walks = direction == "backward" and wanted > 0
-        return min(plan.rows, max(1, int(wanted))) if walks else plan.rows, 1, 1
-    blocks = -(-plan.rows // config.block_rows)
-    wanted = wanted or PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
-    runs = min(plan.loop, max(1, int(wanted // blocks)))  # one program too many is a wave too many
-    steps = -(-plan.loop // runs)
-    if config.steps:
-        steps = min(steps, config.steps)
-    return blocks, steps, -(-plan.loop // steps)
-
-
-def _tiles(config: SoftmaxConfig, keys: int, vector: int) -> dict[str, object]:
-    if config.long:
-        return {
-            "P": config.block_keys // vector,
-            "V": vector,
-            "KEPT": config.kept,
-            "STAGES": config.stages,
-        }
-    if config.paired:
-        return {
-            "N": keys,
-            "R": config.block_rows // 2,
-            "L": config.block_keys,
-            "CHUNKS": -(-keys // config.block_keys),
-        }
-    return {
-        "EVEN": keys % config.block_keys == 0,
-        "R": config.block_rows,
-        "L": config.block_keys,
-        "CHUNKS": -(-keys // config.block_keys),
-    }
-
-
-def why_not_paired(
-    plan: RowPlan, operands: Mapping[str, Operand], keys: int, prefix: bool
-) -> str | None:
-    """None where two rows are a whole number of aligned words in each operand, else the reason."""
-    if keys % 2 == 0 or keys > MAX_PAIRED_ROW:
-        return f"{keys} keys: the length must be odd and at most {MAX_PAIRED_ROW}"
-    if prefix:
-        return "causal rows and seq_lens take another kernel"
-    if plan.rows % 2:
-        return f"{plan.rows} rows are no whole number of pairs"
-    rows = (keys * plan.sizes[1] * plan.sizes[2], keys * plan.sizes[2], keys)
-    for name, operand in operands.items():
-        loop, *steps = plan.strides[name]
-        packed = all(n == 1 or s == r for n, s, r in zip(plan.sizes, steps, rows, strict=True))
-        if operand.itemsize != 2 or not operand.aligned or operand.strides[-1] != 1:
-            return f"{name} is not made of aligned half-precision rows"
-        if not packed or (plan.loop > 1 and loop % 2):
-            return f"the rows of {name} do not follow each other in memory"
-    return None
-
-
 def _check_programs(programs: int) -> int:
     if programs > MAX_PROGRAMS:
         raise ValueError(f"{programs} programs exceed the grid limit {MAX_PROGRAMS}; split x")
@@ -271,8 +160,8 @@ def forward_layout(
     if folded is None:
         return None
     rows = {"x": x, "out": out}
-    config, plan = _choose_form(folded, rows, keys, prefix, "forward", config, default)
-    blocks, steps, runs = _cut(plan, config, "forward", multiprocessors)
+    config, plan = choose_form(folded, rows, keys, prefix, "forward", config, default)
+    blocks, steps, runs = cut(plan, config, "forward", multiprocessors)
 
     key = {n: s[-1] for n, s in broadcast.items()} | {"x": x.strides[-1], "out": out.strides[-1]}
     moves = {n: plan.strides.get(n, NONE) for n in ("x", "out", "bias", "mask", "query", "lens")}
@@ -292,7 +181,7 @@ def forward_layout(
         )  # fmt: skip
         constants = {
             "BIAS_ALIGN": align.get("bias", 1), "MASK_ALIGN": align.get("mask", 1),
-            "HAS_BIAS": bias is not None, "MASK": mask_kind, **_tiles(config, keys, vector),
+            "HAS_BIAS": bias is not None, "MASK": mask_kind, **tiles(config, keys, vector),
         }  # fmt: skip
         return Layout(plan, numbers, constants, programs, config.num_warps, config.form, runs)
     numbers = (
@@ -305,7 +194,7 @@ def forward_layout(
         "X_ALIGN": align["x"], "OUT_ALIGN": align["out"], "BIAS_ALIGN": align.get("bias", 1),
         "MASK_ALIGN": align.get("mask", 1), "N_ALIGN": n_align,
         "HAS_BIAS": bias is not None, "MASK": mask_kind, "CAUSAL": causal, "HAS_LENS": lens,
-        **_tiles(config, keys, vector),
+        **tiles(config, keys, vector),
     }  # fmt: skip
     return Layout(plan, numbers, constants, programs, config.num_warps, config.form, runs)
 
@@ -339,8 +228,8 @@ def backward_layout(
         return None
     packed = Operand(shape, contiguous_strides(shape), y.itemsize, aligned=True)
     rows = {"y": y, "g": grad, "dx": packed}
-    config, plan = _choose_form(folded, rows, keys, prefix, "backward", config, default)
-    blocks, steps, runs = _cut(plan, config, "backward", multiprocessors)
+    config, plan = choose_form(folded, rows, keys, prefix, "backward", config, default)
+    blocks, steps, runs = cut(plan, config, "backward", multiprocessors)
     programs = _check_programs(blocks * runs)
     moves = {n: plan.strides.get(n, NONE) for n in ("y", "g", "dx", "query", "lens")}
     if config.paired:
@@ -348,7 +237,7 @@ def backward_layout(
             plan.rows // 2, blocks, plan.loop, steps, *(moves[n][0] // 2 for n in ("y", "g", "dx")),
         )  # fmt: skip
         constants = {
-            "NEEDS_DX": needs_dx, "NEEDS_SUM": bool(summed), **_tiles(config, keys, vector),
+            "NEEDS_DX": needs_dx, "NEEDS_SUM": bool(summed), **tiles(config, keys, vector),
         }  # fmt: skip
         return Layout(plan, numbers, constants, programs, config.num_warps, config.form, runs)
     align = {
@@ -365,7 +254,7 @@ def backward_layout(
     constants = {
         "Y_ALIGN": align["y"], "G_ALIGN": align["g"], "DX_ALIGN": align["dx"],
         "N_ALIGN": n_align, "CAUSAL": causal, "HAS_LENS": lens,
-        "NEEDS_DX": needs_dx, "NEEDS_SUM": bool(summed), **_tiles(config, keys, vector),
+        "NEEDS_DX": needs_dx, "NEEDS_SUM": bool(summed), **tiles(config, keys, vector),
     }  # fmt: skip
     if config.long:
         constants["WALKS"] = programs < plan.rows

@@ -12,7 +12,7 @@ from fastswin._triton.available import (
     why_not_half,
     why_not_triton,
 )
-from fastswin.ops.linear.config import OneShotConfig, one_shot_blocker
+from fastswin.ops.linear.config import OneShotConfig, one_shot_blocker, why_no_slices
 from fastswin.ops.quantize.checks import check_steps, resolve_output, why_not_format
 from fastswin.ops.quantize.reference import quantize_ref
 
@@ -121,7 +121,7 @@ def merge_neighbours(
             why_not_triton(x.device, x.dtype),
             why_not_half(x.dtype),
             why_no_gradient(x, weight, bias, offset),
-            merge_blocker(K // 4),
+            why_no_slices(x.device) or merge_blocker(K // 4),
             f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
         ],
     )

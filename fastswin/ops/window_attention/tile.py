@@ -191,6 +191,7 @@ def store_row_stats(ptr, row_max, total, query, N: tl.constexpr, EXACT: tl.const
     Two numbers, since the logarithm of the sum, of size 8, would round each weight by 4e-7.
     """
     scale = tl.where(total == 0.0, 0.0, inverse_sum(total, EXACT))
+    row_max = tl.where(row_max == -float("inf"), 0.0, row_max)  # -inf - -inf would be NaN
     tl.store(ptr + 2 * query, row_max, mask=query < N)
     tl.store(ptr + 2 * query + 1, scale, mask=query < N)
 

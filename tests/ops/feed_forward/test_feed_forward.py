@@ -7,6 +7,7 @@ import torch
 import torch.utils.checkpoint
 
 from fastswin import ops
+from fastswin.ops.feed_forward import config
 from fastswin.testing.tolerance import assert_close_to_oracle
 
 NAMES = ["x", "fc1_weight", "fc1_bias", "fc2_weight"]
@@ -179,6 +180,19 @@ def test_wider_weights_get_gradients_of_their_dtype(randn):
     for name, truth in oracle.items():
         assert actual[name].dtype == (t | {"y": t["x"]})[name].dtype
         assert_close_to_oracle(actual[name].half(), eager[name], truth, torch.float16)
+
+
+@pytest.mark.parametrize("recompute", [True, False], ids=["recompute", "keep"])
+@pytest.mark.parametrize("forward", ["library", "epilogue"])
+def test_wide_layers_may_take_epilogues(forward, recompute, randn, monkeypatch):
+    monkeypatch.setattr(config, "WIDE_FORMS", (forward, "epilogue"))
+    t = inputs(randn, (3, 4, 24), 96, torch.float16)
+    upstream = randn(3, 4, 24, dtype=torch.float16)
+    actual = run(t, upstream, impl="triton", recompute=recompute)
+    eager = run(t, upstream, impl="reference")
+    oracle = run(t, upstream, impl="reference", cast=torch.float64)
+    for name, truth in oracle.items():
+        assert_close_to_oracle(actual[name], eager[name], truth, torch.float16)
 
 
 @pytest.mark.parametrize("around", ["checkpoint", "compile", "autocast"])

@@ -23,7 +23,7 @@ HALF = [torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
 EVERYTHING = [True] * 4
 NAMES = ("dx", "dfc1_weight", "dfc1_bias", "dfc2_weight")
 
-POINTERS = FusedConfig(16, 32, 4, 2)
+POINTERS = FusedConfig(32, 64, 4, 2)
 COPY_ENGINE = FusedConfig(16, 64, 4, 1, tma=True, tma_store=True)
 ONE_TILE_EACH = EpilogueConfig(32, 64, 16, 4, 2)
 PERSISTENT = EpilogueConfig(16, 32, 32, 4, 1, persistent=1, tma_hidden=True)

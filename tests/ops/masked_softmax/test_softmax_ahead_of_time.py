@@ -1,12 +1,9 @@
 """Every kernel assembles for every GPU generation, inside its shared memory and without spills."""
 
-import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from ahead_of_time import compile_each
 
 from fastswin.testing.aot import SHARED_MEMORY_LIMIT
 
@@ -16,16 +13,13 @@ SPILL_BYTES = 0
 SCRIPT = Path(__file__).with_name("compile_softmax_kernels.py")
 
 
-@pytest.mark.parametrize("dtype", ["float16"])
-@pytest.mark.parametrize("capability", [75, 80, 86, 89, 90])
-def test_compiles(capability, dtype):
-    environment = os.environ | {"TRITON_INTERPRET": "0"}
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(capability), dtype],
-        capture_output=True, text=True, env=environment, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    kernels = [json.loads(line) for line in done.stdout.splitlines()]
+#: One process compiles for all.
+RUNS = {capability: (str(capability), "float16") for capability in (75, 80, 86, 89, 90)}
+
+
+@pytest.mark.parametrize("capability", RUNS, ids="sm_{}".format)
+def test_compiles(capability):
+    kernels = compile_each(SCRIPT, tuple(RUNS.values()))[list(RUNS).index(capability)]
     assert len({k["name"] for k in kernels}) == 7
     for kernel in kernels:
         assert kernel["shared_bytes"] <= SHARED_MEMORY_LIMIT[capability] * 1024, kernel

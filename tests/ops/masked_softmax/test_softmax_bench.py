@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fastswin.bench import op_softmax
+from fastswin.bench import op_softmax, op_suite
 from fastswin.bench.op_softmax_candidates import configurations
 from fastswin.bench.op_softmax_problems import PROBLEMS, SoftmaxProblem
 from fastswin.bench.roofline import Ceilings
@@ -20,10 +20,10 @@ CPU = torch.device("cpu")
 
 
 @pytest.fixture
-def _tiny(monkeypatch):
+def _tiny(monkeypatch, brief_timing):
     monkeypatch.setattr(op_softmax, "PROBLEMS", TINY)
     ceilings = Ceilings(0.01, {"fp32": 0.1})
-    monkeypatch.setattr(op_softmax, "measure_ceilings", lambda *_: ceilings)
+    monkeypatch.setattr(op_suite, "measure_ceilings", lambda *_: ceilings)
     monkeypatch.setattr(op_softmax, "_compiled", lambda f: _plain(f))
 
 

@@ -170,6 +170,33 @@ def test_three_runs_are_bitwise_equal_on_poisoned_memory(step_inputs):
         assert all(torch.equal(a, b) for a, b in zip(other, runs[0], strict=True))
 
 
+@pytest.mark.parametrize("heads", [3, 4], ids=["odd rows", "even rows"])
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+def test_three_runs_of_half_precision_windows_are_bitwise_equal(dtype, heads):
+    torch.manual_seed(2)
+    scores, grad = (torch.randn(4096, heads, 49, 49, device="cuda").to(dtype) for _ in range(2))
+    bias, mask = torch.randn(heads, 49, 49, device="cuda"), torch.randn(64, 49, 49, device="cuda")
+    lens = torch.randint(0, 50, (4096,), device="cuda")
+    with PoisonEmpty():
+        runs = [training_step(scores, bias, mask, grad, lens) for _ in range(3)]
+    for other in runs[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(other, runs[0], strict=True))
+
+
+@pytest.mark.parametrize("keys", [131072, 131074, 200003])
+def test_three_runs_of_long_rows_are_bitwise_equal(keys):
+    torch.manual_seed(3)
+    x = (3 * torch.randn(300, keys, device="cuda")).half().requires_grad_()
+    grad = torch.randn(300, keys, device="cuda").half()
+    with PoisonEmpty():
+        runs = [torch.autograd.grad(masked_softmax(x, impl="triton"), x, grad) for _ in range(3)]
+    p = masked_softmax(x.detach().double())
+    ds = p * (grad - (p * grad).sum(-1, keepdim=True))
+    assert torch.allclose(runs[0][0].double(), ds, rtol=1e-2, atol=4e-7)
+    for other in runs[1:]:
+        assert torch.equal(other[0], runs[0][0])
+
+
 def test_the_device_comes_from_the_tensors(step_inputs):
     """On one GPU this shows that the current device stays; on two, that it is not used."""
     want = training_step(*step_inputs)

@@ -148,11 +148,11 @@ def gradients(grad, y, bias, config):
     return runs[0]
 
 
-@pytest.mark.parametrize("programs", [0.01, 0.1, 32])
+@pytest.mark.parametrize("programs", [0.01, 32])
 @pytest.mark.parametrize("heads", [2, 3], ids=["even rows", "odd rows"])
 def test_any_number_of_programs_gives_the_same_bias_gradient(heads, programs, randn):
-    y = randn(12, heads, 7, 7, dtype=torch.float16).softmax(-1)
-    grad, bias = randn(12, heads, 7, 7, dtype=torch.float16), randn(heads, 7, 7)
+    y = randn(6, heads, 7, 7, dtype=torch.float16).softmax(-1)
+    grad, bias = randn(6, heads, 7, 7, dtype=torch.float16), randn(heads, 7, 7)
     config = SoftmaxConfig(8, 8, 1, paired=True, programs_per_multiprocessor=programs)
     dx, dbias = gradients(grad, y, bias, config)
     p, g = y.double(), grad.double()
@@ -169,16 +169,19 @@ def test_rows_without_pairs_are_refused_where_pairs_are_asked_for(randn):
         )
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
-@pytest.mark.parametrize("kept", [0, 2, 9])
-@pytest.mark.parametrize("keys", [1000, 1024, 1001])
-def test_long_rows_walked_by_few_programs(keys, kept, dtype, randn):
-    y, grad = randn(7, keys, dtype=dtype).softmax(-1), randn(7, keys, dtype=dtype)
-    want = gradients(grad, y, None, SoftmaxConfig(1, 128, 1, long=True, kept=kept))[0]
+@pytest.mark.parametrize("kept", [0, 2, 5], ids=lambda kept: f"{kept} of 4 chunks kept")
+@pytest.mark.parametrize(
+    ("keys", "dtype"),
+    [(1000, torch.float16), (1001, torch.float16), (1000, torch.float32)],
+    ids=str,
+)
+def test_long_rows_walked_by_few_programs(keys, dtype, kept, randn):
+    y, grad = randn(3, keys, dtype=dtype).softmax(-1), randn(3, keys, dtype=dtype)
+    want = gradients(grad, y, None, SoftmaxConfig(1, 256, 1, long=True, kept=kept))[0]
     ds = y.double() * (grad.double() - (y.double() * grad.double()).sum(-1, keepdim=True))
     assert torch.allclose(want.double(), 0.5 * ds, atol=1e-5)
     config = SoftmaxConfig(
-        1, 128, 1, long=True, kept=kept, stages=3, programs_per_multiprocessor=0.025
+        1, 256, 1, long=True, kept=kept, stages=3, programs_per_multiprocessor=0.016
     )
     assert torch.equal(gradients(grad, y, None, config)[0], want)
 

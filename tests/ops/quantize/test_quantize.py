@@ -12,6 +12,7 @@ import torch
 from fastswin import ops
 from fastswin.ops.quantize.checks import format_blocker
 from fastswin.quant import convert, fake_quant, ranges
+from fastswin.testing.steps import steps_apart
 
 GPU = torch.cuda.is_available()
 FORMATS = {"int8": torch.int8} | ({"fp8": torch.float8_e4m3fn} if GPU else {})
@@ -19,18 +20,10 @@ BOTH = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if GPU else [])
 
 
-def codes(q: torch.Tensor) -> torch.Tensor:
-    """8-bit numbers as integers in the same order, one apart where they are neighbours."""
-    if q.dtype == torch.int8:
-        return q.int()
-    code = q.view(torch.int8).int()
-    return torch.where(code < 0, -(code & 0x7F), code)
-
-
 def assert_within_one_step(found: torch.Tensor, wanted: torch.Tensor, most: float) -> None:
     """Neighbours at most, and not in more than a share ``most`` of the places."""
     assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
-    off = (codes(found) - codes(wanted)).abs()
+    off = steps_apart(found, wanted)
     assert int(off.max()) <= 1
     assert (off > 0).float().mean().item() <= most
 

@@ -21,6 +21,7 @@ from fastswin.ops.quantized_linear.reference import product_ref
 from fastswin.quant import calibrate
 from fastswin.quant.convert import integer_product, quantize_linear
 from fastswin.quant.layers import quant_layers
+from fastswin.testing.steps import steps_apart
 
 GPU = torch.cuda.is_available()
 FORMATS = {"int8": torch.int8} | ({"fp8": torch.float8_e4m3fn} if GPU else {})
@@ -39,18 +40,10 @@ CONFIGS = {
 STEPS_OFF = {"int8": 0.01, "fp8": 0.2}
 
 
-def codes(q: torch.Tensor) -> torch.Tensor:
-    """8-bit numbers as integers in the same order, one apart where they are neighbours."""
-    if q.dtype == torch.int8:
-        return q.int()
-    code = q.view(torch.int8).int()
-    return torch.where(code < 0, -(code & 0x7F), code)
-
-
 def assert_right(found: torch.Tensor, wanted: torch.Tensor, format: str) -> None:
     assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
     if found.dtype in FORMATS.values():
-        off = (codes(found) - codes(wanted)).abs()
+        off = steps_apart(found, wanted)
         assert int(off.max()) <= 1
         assert (off > 0).float().mean().item() <= STEPS_OFF[format]
     elif format == "int8":  # one rounding of the result, GELU to half of another

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from attention_cases import SMALL_CASES, Case, arguments
+from attention_cases import Case, arguments
 
 from fastswin import ops
 from fastswin.ops.window_attention import register
@@ -12,6 +12,7 @@ from fastswin.ops.window_attention.config import default_config, key_tiles, padd
 from fastswin.ops.window_attention.packing import pack_bias
 
 CASE = Case("api", (8, 8), (4, 4), (2, 2))
+PADDED = Case("padded-cosine", (5, 7), (3, 4), (1, 2), cosine=True)
 
 REFUSALS = {
     "rank": ({"qkv": (8, 8, 96)}, ValueError, "qkv must be"),
@@ -116,7 +117,7 @@ def test_dropout_is_replayable_and_unbiased(randn):
     assert (mean - plain).abs().mean() < 0.1 * plain.abs().mean() + 0.05
 
 
-@pytest.mark.parametrize("case", [CASE, SMALL_CASES[4]], ids=str)
+@pytest.mark.parametrize("case", [CASE, PADDED], ids=str)
 def test_opcheck(case, randn):
     made = arguments(case, randn, torch.float32)
     window, shift = made["window_size"], made["shift_size"]

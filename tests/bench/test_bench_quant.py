@@ -1,0 +1,99 @@
+"""Quantised precisions beside half precision, and half blocks, on a tiny model."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from fastswin.bench import quant, quant_halves
+from fastswin.bench.problems import PRECISIONS, Problem
+from fastswin.bench.quant import Entry, make_entries, run_quant_suite
+from fastswin.bench.roofline import Ceilings
+from fastswin.engine.quantized.forward import QuantizedForward
+from fastswin.quant import SpeedTable
+
+CEILINGS = Ceilings(0.01, dict.fromkeys(PRECISIONS, 0.02))
+CPU = torch.device("cpu")
+
+
+@pytest.fixture
+def problem(tiny_problem):
+    config = dataclasses.replace(tiny_problem.config, depths=(1, 1))
+    return Problem("tiny", "fp32", 2, config)
+
+
+def run(problems, entries, out, **options):
+    entries = [Entry.parse(text) for text in entries.split(",")]
+    options = {"seconds": 0.02, "ceilings": CEILINGS, **options}
+    return run_quant_suite(problems, entries, "cpu", out, **options)
+
+
+def test_records_hold_ratios_over_the_first(problem, tmp_path):
+    result = run([problem], "fp32,fp8,fp32:eager,fp8:eager", tmp_path)
+    records = {(r["dtype"], r["variant"]): r for r in result.document["records"]}
+    assert set(records) == {("fp32", "fastswin"), ("fp8", "fastswin"), ("fp32", "eager")}
+    base = records["fp32", "fastswin"]
+    for record in records.values():
+        ratio = base["median_ms"] / record["median_ms"]
+        assert record["over_fp32"] == pytest.approx(ratio, rel=1e-3)
+    quantized = records["fp8", "fastswin"]
+    assert quantized["quantized_layers"] == "9/9"
+    assert 0 < quantized["rel_rms_err"] <= quantized["gate_rel_rms"]
+    assert result.exit_code == 1
+    assert result.problems_found == [
+        "tiny fp8 batch 2 eager: unavailable: PyTorch has no fp8 form of this model"
+    ]
+    assert result.path.name == "quant.json"
+    assert json.loads(result.path.read_text())["records"] == result.document["records"]
+
+
+def test_wrong_answers_print_no_speed(problem, tmp_path, monkeypatch):
+    monkeypatch.setattr(QuantizedForward, "mlp_half", lambda *arguments: None)
+    lines = []
+    result = run([problem], "fp32,fp8", tmp_path, progress=lines.append)
+    assert [r["dtype"] for r in result.document["records"]] == ["fp32"]
+    assert "over the gate" in result.problems_found[0]
+    assert not [line for line in lines if "fp8 batch 2 fastswin:" in line and " ms" in line]
+
+
+def test_a_deadline_skips_the_rest(problem, tmp_path):
+    result = run([problem], "fp32,fp8", tmp_path, deadline_s=0.0)
+    assert {outcome.status for outcome in result.outcomes} == {"skipped"}
+    assert result.exit_code == 1
+
+
+def test_entries():
+    assert Entry.parse(" int8 ") == Entry("int8", "fastswin")
+    assert str(Entry.parse("fp16:compile")) == "fp16 compile"
+    with pytest.raises(ValueError, match=r"contenders must be PRECISION.* got 'int4'"):
+        Entry.parse("int4")
+    entries = make_entries(["fp8"], ["eager", "fastswin-scheme"], CPU)
+    assert list(map(str, entries)) == [
+        "fp32 fastswin", "fp8 fastswin", "fp32 eager", "fp8 fastswin-scheme",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("arguments", [["--models", "swin"], ["--batches", "0"],
+                                       ["--contenders", "int9"]])  # fmt: skip
+def test_wrong_arguments(arguments, capsys):
+    assert quant.main([*arguments, "--device", "cpu"]) == 2
+    assert capsys.readouterr().err.startswith("fastswin: ")
+
+
+def test_halves_make_a_speed_table(problem, tmp_path, capsys):
+    own = dataclasses.replace(problem, dtype="fp8")
+    assert quant_halves.run([own], CPU, tmp_path, 0.01, 60.0) == 0
+    (folder,) = tmp_path.iterdir()
+    rows = json.loads((folder / "quant_halves.json").read_text())
+    assert [(row["stage"], row["half"]) for row in rows] == [
+        (0, "attention"), (0, "mlp"), (0, "merge"), (1, "attention"), (1, "mlp"),
+    ]  # fmt: skip
+    assert all(us > 0 for row in rows for us in row["latency_us"].values())
+    table = SpeedTable.load(folder / "speed-tiny-fp8-b2.json")
+    assert len(table.layers) == 9
+    times = rows[0]["latency_us"]
+    qkv = table.layers["layers.0.blocks.0.attn.qkv"]
+    assert qkv == pytest.approx((times["wide"], times["qkv"]))
+    assert "stage 1" in capsys.readouterr().out
+    assert quant_halves.run([own], CPU, tmp_path, 0.01, 0.0) == 1

@@ -1,0 +1,102 @@
+"""Which layers of real sizes run in 8 bits: plans of an imagined H100, no weights."""
+
+from __future__ import annotations
+
+from unittest import mock
+
+import pytest
+import torch
+
+from fastswin.engine import plan as planning
+from fastswin.engine.plan import make_plan
+from fastswin.engine.precision import PRECISIONS
+from fastswin.engine.quantized.plan import quantize_plan
+from fastswin.models import find_variant
+from fastswin.quant import PRESETS, WIDE, Calibration, LayerRange
+
+CPU = torch.device("cpu")
+TINY, LARGE = "swin_tiny_patch4_window7_224", "swin_large_patch4_window7_224"
+
+
+def imagined(config, scheme):
+    """A calibration that no model was needed for."""
+    names = []
+    for stage, depth in enumerate(config.depths):
+        for block in range(depth):
+            names += [
+                f"layers.{stage}.blocks.{block}.{layer}"
+                for layer in ("attn.qkv", "attn.proj", "mlp.fc1", "mlp.fc2")
+            ]
+        if stage + 1 < config.num_stages:
+            names.append(f"layers.{stage}.downsample.reduction")
+    layers = {name: LayerRange(name, scheme.layer(name), 1.0, (), torch.ones(1)) for name in names}
+    return Calibration(scheme, layers, "", 1)
+
+
+def planned(name, batch, scheme="int8", mix="auto", pdl=False):
+    config = find_variant(name)
+    scheme = PRESETS[scheme] if isinstance(scheme, str) else scheme
+    multiprocessors = mock.patch.object(planning, "multiprocessor_count", return_value=132)
+    with multiprocessors:
+        plan = make_plan(
+            config, batch, config.image_size, CPU, PRECISIONS["fp16"], "triton", pdl=pdl
+        )
+    return quantize_plan(plan, config, imagined(config, scheme), mix)
+
+
+def formats(plan, stage, block=0):
+    found = plan.stages[stage].formats.blocks[block]
+    return {name: getattr(found, name).format for name in ("qkv", "proj", "fc1", "fc2")}
+
+
+def test_swin_tiny_at_batch_32_is_quantised_where_it_pays():
+    plan = planned(TINY, 32)
+    wide_mlp = {"qkv": "int8", "proj": "wide", "fc1": "wide", "fc2": "wide"}
+    assert formats(plan, 0) == wide_mlp
+    for stage in (1, 2, 3):
+        assert formats(plan, stage) == {**wide_mlp, "fc1": "int8", "fc2": "int8"}
+    assert plan.stages[0].formats.blocks[0].attention == "int8"
+    assert all(s.formats.reduction.format == "wide" for s in plan.stages[:3])
+    assert "bring no speed at 100352 rows of 96" in plan.stages[0].reasons["fc1 format"]
+    assert "the library is as fast" in plan.stages[3].reasons["proj format"]
+
+
+def test_batch_1_of_swin_tiny_is_half_precision():
+    plan = planned(TINY, 1, pdl=True)
+    for stage in range(4):
+        assert set(formats(plan, stage).values()) == {"wide"}
+    assert "bound by launches" in plan.stages[3].reasons["qkv format"]
+
+
+def test_batch_1_of_swin_large_quantises_the_weights_that_weigh():
+    plan = planned(LARGE, 1, pdl=True)
+    assert set(formats(plan, 3).values()) == {"int8"}
+    assert set(formats(plan, 1).values()) == {"wide"}
+
+
+@pytest.mark.parametrize("batch", [1, 32])
+def test_the_scheme_itself_at_every_batch(batch):
+    plan = planned(TINY, batch, mix="scheme", pdl=batch == 1)
+    for stage in range(4):
+        assert set(formats(plan, stage).values()) == {"int8"}
+
+
+def test_overrides_of_single_layers():
+    scheme = PRESETS["fp8"].override({"layers.2.blocks.3.*": WIDE})
+    plan = planned(LARGE, 32, scheme)
+    assert formats(plan, 2, 2) == {"qkv": "fp8", "proj": "fp8", "fc1": "fp8", "fc2": "fp8"}
+    assert set(formats(plan, 2, 3).values()) == {"wide"}
+    lines = plan.stages[2].formats.lines()
+    assert [line.partition(":")[0] for line in lines] == [
+        "blocks 0-2", "block 3", "blocks 4-17", "merge",
+    ]  # fmt: skip
+
+
+def test_pending_biases_end_where_8_bits_add_their_own():
+    plan = planned(TINY, 32)
+    assert plan.stages[0].endings(0) == ("library", "fused")
+    assert plan.stages[2].endings(0) == ("library", "quantized")
+    everything = planned(TINY, 32, mix="scheme")
+    assert everything.stages[2].endings(0) == ("quantized", "quantized")
+    half = planned(TINY, 32, PRESETS["int8"].override({"*.fc2": WIDE}), mix="scheme")
+    assert half.stages[0].endings(0) == ("quantized", "library")  # not "fused": fc1 is apart

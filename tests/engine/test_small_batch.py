@@ -1,0 +1,150 @@
+"""Small batches: forms of few rows, and programmatic dependent launch, which changes no bit."""
+
+from __future__ import annotations
+
+import copy
+import dataclasses
+
+import pytest
+import torch
+from engine_cases import images_like, tiny
+
+from fastswin.engine import Engine
+from fastswin.engine.calls import record_calls
+from fastswin.engine.forward import Forward, bind
+from fastswin.engine.plan import SMALL_STAGE_VALUES, make_plan
+from fastswin.engine.precision import PRECISIONS
+from fastswin.engine.prepare import prepare
+from fastswin.models import create_model
+from fastswin.ops.linear.config import OneShotConfig
+
+CPU = torch.device("cpu")
+HALF = PRECISIONS["fp16"]
+SMALL = {"depths": (2, 1), "image_size": (12, 20), "window_size": 2}
+
+
+def planned(version: int, batch: int, pdl: bool | None, **changes: object):
+    model = tiny(version, **(SMALL | changes))
+    size = model.config.image_size
+    return model, make_plan(model.config, batch, size, CPU, HALF, "triton", None, pdl)
+
+
+def test_forms_of_few_rows_answer_as_the_model_does():
+    """Odd maps, shifted windows, padded windows; also merging and head in one kernel each."""
+    model, plan = planned(1, 1, True)
+    assert {(s.qkv, s.proj, s.mlp) for s in plan.stages} == {("fused", "fused", "split")}
+    assert plan.pdl
+    for stage in plan.stages:
+        kinds = {name: type(tiles) for name, tiles in stage.launch.items()}
+        assert kinds == dict.fromkeys(("qkv", "proj"), OneShotConfig)
+    stages = (dataclasses.replace(plan.stages[0], merge="fused"), *plan.stages[1:])
+    plan = dataclasses.replace(plan, stages=stages, head="fused")
+    images = images_like(model, 1)
+    with torch.no_grad():
+        truth = model(images)
+        eager = copy.deepcopy(model).half()(images.half()).float()
+        weights = prepare(model, CPU, torch.float16)
+        forward = Forward(model.config, weights, HALF)
+        logits = forward.logits(images.half(), bind(plan, weights, HALF)).float()
+    assert (logits - truth).abs().max() <= 1.5 * (eager - truth).abs().max()
+
+
+def test_calls_are_noted_without_running_them():
+    model, plan = planned(1, 1, True, depths=(1, 1), image_size=(16, 16))
+    plan = dataclasses.replace(plan, head="fused")
+    weights = prepare(model, CPU, torch.float16)
+    case = (
+        Forward(model.config, weights, HALF), bind(plan, weights, HALF),
+        images_like(model, 1).half(),
+    )  # fmt: skip
+    quiet, real = record_calls(*case, execute=False), record_calls(*case)
+    assert [(c.stage, c.layer, c.result.shape) for c in quiet] == [
+        (c.stage, c.layer, c.result.shape) for c in real
+    ]
+    assert {c.layer for c in quiet} == {
+        "embed", "qkv", "attention", "proj", "fc1", "fc2", "merge", "head",
+    }  # fmt: skip
+    assert all(c.kwargs["pdl"] is True for c in quiet if c.name.startswith("ops."))
+
+
+def test_v2_keeps_its_forms_and_is_launched_ahead():
+    _, plain = planned(2, 1, False)
+    _, ahead = planned(2, 1, True)
+    words = [(s.qkv, s.proj, s.mlp, s.merge) for s in plain.stages]
+    assert words == [(s.qkv, s.proj, s.mlp, s.merge) for s in ahead.stages]
+    assert all(s.pdl for s in ahead.stages)
+    assert not any(s.pdl for s in plain.stages)
+
+
+def test_only_small_stages_change_and_only_on_request_without_hopper():
+    _, auto = planned(1, 1, None)
+    assert (auto.pdl, auto.head, auto.stages[0].proj) == (False, "library", "library")
+    config = create_model("swin_tiny_patch4_window7_224", pretrained=False).config
+    plan = make_plan(config, 8, (224, 224), CPU, HALF, "triton", None, True)
+    values = [8 * s.map_size[0] * s.map_size[1] * s.channels for s in plan.stages]
+    assert [s.proj for s in plan.stages] == [
+        "fused" if count <= SMALL_STAGE_VALUES else "library" for count in values
+    ]
+    assert [s.qkv for s in plan.stages][-1] == "tiled"
+    assert {s.proj for s in plan.stages} == {"fused", "library"}
+
+
+def test_wide_precisions_have_neither():
+    model = tiny(1, **SMALL)
+    plan = make_plan(
+        model.config, 1, model.config.image_size, CPU, PRECISIONS["fp32"], "triton", None, True
+    )
+    assert not plan.pdl
+    assert {s.proj for s in plan.stages} == {"library"}
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("batch", [1, 2, 8])
+@pytest.mark.parametrize(
+    "name", ["swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"], ids=["v1", "v2"]
+)
+def test_programmatic_launch_changes_no_bit(name, batch):
+    """The same forms launched plainly and programmatically; three runs each, in graphs too."""
+    device = torch.device("cuda")
+    model = create_model(name, pretrained=False).eval().to(device)
+    config = model.config
+    plan = make_plan(config, batch, config.image_size, device, HALF, "triton", None, True)
+    plain = dataclasses.replace(
+        plan, pdl=False, stages=tuple(dataclasses.replace(s, pdl=False) for s in plan.stages)
+    )
+    weights = prepare(model, device, torch.float16)
+    forward = Forward(config, weights, HALF)
+    images = images_like(model, batch).half().to(device)
+    with torch.no_grad():
+        expected = forward.logits(images, bind(plain, weights, HALF))
+        bound = bind(plan, weights, HALF)
+        torch.cuda.synchronize()
+        for _ in range(3):
+            assert torch.equal(forward.logits(images, bound), expected)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            captured = forward.logits(images, bound)
+        for _ in range(3):
+            captured.fill_(float("nan"))
+            graph.replay()
+            assert torch.equal(captured, expected)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("cuda_graphs", [True, False], ids=["graphs", "plain calls"])
+def test_streams_do_not_disturb_each_other(cuda_graphs):
+    """Two engines on two streams at once, and results that other work follows directly."""
+    name = "swin_tiny_patch4_window7_224"
+    model = create_model(name, pretrained=False).eval()
+    engines = [Engine(model, pdl=True, cuda_graphs=cuda_graphs) for _ in range(2)]
+    images = [images_like(model, batch).half().cuda() for batch in (1, 2)]
+    expected = [engine(x) for engine, x in zip(engines, images, strict=True)]
+    streams = [torch.cuda.Stream() for _ in engines]
+    torch.cuda.synchronize()
+    for _ in range(20):
+        sums = []
+        for engine, x, stream in zip(engines, images, streams, strict=True):
+            with torch.cuda.stream(stream):
+                sums.append(engine(x) * 1)
+        torch.cuda.synchronize()
+        assert all(torch.equal(a, b) for a, b in zip(sums, expected, strict=True))

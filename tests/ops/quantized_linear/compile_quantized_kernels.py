@@ -1,0 +1,120 @@
+"""Compile the 8-bit kernels for one GPU generation; prints the assembler's words as JSON.
+
+A program of its own: Triton decides once per process whether kernels are interpreted. Its argument
+is the capability, 90 for 9.0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from unittest import mock
+
+import torch
+
+from fastswin.ops.layer_norm.forward import layer_norm_fwd
+from fastswin.ops.patch_merging.forward import gather_neighbours_fwd
+from fastswin.ops.quantize.forward import quantize_fwd, quantize_per_token_fwd
+from fastswin.ops.quantized_linear import forward as linear
+from fastswin.ops.quantized_mlp import forward as quantized_mlp
+from fastswin.ops.window_attention import forward as attention
+from fastswin.ops.window_attention.config import padded_tokens
+from fastswin.testing.aot import compile_launch, record_launches
+
+#: Multiprocessors of a card of each generation: A100, RTX 3090, L4, H100.
+MULTIPROCESSORS = {80: 108, 86: 82, 89: 58, 90: 132}
+
+#: What is compiled: cards with less shared memory take the kernels that need much.
+SELECTED = {
+    80: {torch.int8: "sample"},
+    86: {torch.int8: "large"},
+    89: {torch.float8_e4m3fn: "large"},
+    90: {torch.int8: "all", torch.float8_e4m3fn: "sample"},
+}
+
+HALF, WIDE = torch.float16, torch.float32
+
+
+def empty(*shape: int, dtype: torch.dtype = WIDE) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def gemm(M: int, N: int, K: int, dtype: torch.dtype, kind: str, rows: bool = False) -> None:
+    """One layer as the engine calls it: qkv, fc1 or a residual one."""
+    parts = {"qkv": 3, "fc1": 1}.get(kind)
+    linear.quantized_linear_fwd(
+        empty(M, K, dtype=dtype), empty(N, K, dtype=dtype), empty(N), empty(N),
+        empty(M) if rows else None, "gelu" if kind == "fc1" else None,
+        empty(M, N, dtype=HALF) if kind == "fc2" else None,
+        None if parts is None else empty(parts), HALF if parts is None else dtype, None,
+    )  # fmt: skip
+
+
+def attend(window: int, dtype: torch.dtype, output: torch.dtype, cosine: bool) -> None:
+    side, heads, tokens = 4 * window, 4, padded_tokens(window * window)
+    attention.window_attention_fwd(
+        empty(32, side, side, 96 * heads, dtype=dtype),
+        empty(4, heads, tokens, tokens, dtype=WIDE if cosine else HALF),
+        empty(heads) if cosine else None, None, 32**-0.5, heads, (window, window),
+        (window // 2,) * 2, False, qkv_scale=None if dtype == HALF else empty(3),
+        output_scale=None if output == HALF else empty(1), out_dtype=output,
+    )  # fmt: skip
+
+
+def mlp(M: int, C: int, dtype: torch.dtype) -> None:
+    fc1, fc2 = empty(4 * C, C, dtype=dtype), empty(C, 4 * C, dtype=dtype)
+    quantized_mlp.quantized_mlp_fwd(
+        empty(M, C, dtype=HALF), fc1, empty(4 * C), empty(4 * C), fc2, empty(C), empty(C),
+        empty(1), empty(1), empty(C), 1e-5, None,
+    )  # fmt: skip
+
+
+def record(dtype: torch.dtype, selection: str) -> list:
+    """Launches of one format: "all" that Swin needs, a "sample" of every kernel, or the "large"."""
+    with record_launches() as launches:
+        gemm(25088, 1152, 384, dtype, "qkv")
+        gemm(25088, 384, 1536, dtype, "fc2")
+        attend(7, dtype, dtype, cosine=False)
+        mlp(25088, 192, dtype)
+        if selection == "large":
+            return launches
+        gemm(1, 15, 24, dtype, "head")
+        x = empty(4, 28, 28, 192, dtype=HALF)
+        out, rows = empty(4, 28, 28, 192, dtype=dtype), empty(4, 28, 28)
+        layer_norm_fwd(x, None, None, 1e-5, empty(192), None, out, output_scale=empty(1))
+        layer_norm_fwd(x, None, None, 1e-5, None, None, out, row_scale=rows)
+        gather_neighbours_fwd(x, 1e-5, empty(192), empty(1), dtype)
+        quantize_fwd(x, empty(3), dtype, None)
+        quantize_per_token_fwd(x, dtype)
+        if selection == "all":
+            gemm(25088, 1536, 384, dtype, "fc1")
+            gemm(100352, 288, 96, dtype, "qkv", rows=True)
+            gemm(49, 768, 3072, dtype, "fc2")
+            attend(24, dtype, dtype, cosine=True)
+    return launches
+
+
+def run_as(capability: int) -> contextlib.ExitStack:
+    """The launchers see this card instead of the interpreter's stand-in."""
+    stack = contextlib.ExitStack()
+    answers = {
+        "device_capability": divmod(capability, 10),
+        "multiprocessor_count": MULTIPROCESSORS[capability],
+    }
+    for module in (linear, attention, quantized_mlp):
+        for question in answers.keys() & vars(module):
+            answer = answers[question]
+            stack.enter_context(mock.patch.object(module, question, return_value=answer))
+    return stack
+
+
+if __name__ == "__main__":
+    target = int(sys.argv[1])
+    with run_as(target):
+        recorded = [launch for f, which in SELECTED[target].items() for launch in record(f, which)]
+    for launch in recorded:
+        compiled = dataclasses.asdict(compile_launch(launch, target))
+        values = {k: v for k, v in launch.arguments.items() if k.isupper() and isinstance(v, int)}
+        print(json.dumps({**compiled, "constants": values, "options": launch.options}), flush=True)

@@ -1,0 +1,178 @@
+"""The forms of few rows against the fp64 oracle: one-shot, sliced, merging, head; and PDL."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fastswin import ops
+from fastswin._triton.pdl import pdl_options
+from fastswin.ops.linear.config import (
+    OneShotConfig,
+    SlicedConfig,
+    default_one_shot_config,
+    default_sliced_config,
+)
+from fastswin.testing.tolerance import assert_close_to_oracle
+
+DTYPES = [torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
+
+#: More runs that must give the same bits; the interpreter runs programs one after another.
+REPEATS = 2 if torch.cuda.is_available() else 1
+
+#: (rows, outputs, inputs) of a stage each, with ragged edges: rows and columns of no tile.
+SHAPES = {
+    "stage 1": ((70, 96, 96), OneShotConfig(64, 64, 1, 4)),
+    "two slices": ((33, 72, 96), OneShotConfig(32, 32, 2, 4)),
+    "one part of K": ((17, 40, 128), OneShotConfig(16, 32, 4, 4)),
+    "stage 3": ((49, 36, 384), OneShotConfig(32, 32, 8, 8)),
+    "stage 4": ((7, 20, 768), OneShotConfig(16, 16, 16, 16)),
+}
+
+
+def check(function, made: dict, dtype: torch.dtype, **kernel: object) -> None:
+    """Kernel (with its options), eager in ``dtype`` and oracle in fp64 on the same inputs."""
+    wide = {k: v.double() if isinstance(v, torch.Tensor) else v for k, v in made.items()}
+    same = {k: v.to(dtype) if isinstance(v, torch.Tensor) else v for k, v in made.items()}
+    first = function(**made, **kernel, impl="triton")
+    for _ in range(REPEATS):
+        assert torch.equal(first, function(**made, **kernel, impl="triton"))
+    oracle, eager = function(**wide, impl="reference"), function(**same, impl="reference")
+    assert_close_to_oracle(first, eager, oracle, dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("name", SHAPES)
+@pytest.mark.parametrize("extras", ["norm-offset-gelu", "residual"])
+def test_one_shot(name, extras, dtype, randn):
+    (M, N, K), config = SHAPES[name]
+    made = {
+        "x": randn(M, K, dtype=dtype, spread=2.0) + 1,
+        "weight": randn(N, K, dtype=dtype, spread=K**-0.5),
+        "bias": randn(N),
+    }
+    if extras == "residual":
+        made["residual"] = randn(M, N, dtype=dtype)
+    else:
+        made |= {"layer_norm_eps": 1e-5, "offset": randn(K), "activation": "gelu"}
+    check(ops.linear, made, dtype, config=config, pdl=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "config"),
+    [
+        ((35, 40, 384), SlicedConfig(16, 32, 32, 4, 4, 3)),
+        ((20, 96, 256), SlicedConfig(32, 64, 64, 1, 4, 2)),
+        ((3, 24, 1024), SlicedConfig(16, 16, 64, 8, 8, 2)),
+    ],
+    ids=["three steps", "one slice", "eight slices"],
+)
+@pytest.mark.parametrize("extras", ["bias-gelu", "residual"])
+def test_sliced(shape, config, extras, dtype, randn):
+    M, N, K = shape
+    made = {
+        "x": randn(M, K, dtype=dtype),
+        "weight": randn(N, K, dtype=dtype, spread=K**-0.5),
+        "bias": randn(N),
+    }
+    if extras == "residual":
+        made["residual"] = randn(M, N, dtype=dtype)
+    else:
+        made["activation"] = "gelu"
+    check(ops.linear, made, dtype, config=config, pdl=True)
+
+
+def test_onto_the_residual_in_place(randn):
+    """Several programs share rows of x and of the stream; each writes only its own tile."""
+    h, weight = (
+        randn(40, 384, dtype=torch.float16),
+        randn(96, 384, dtype=torch.float16, spread=0.05),
+    )
+    for config in (SlicedConfig(16, 32, 32, 4, 4, 2), OneShotConfig(16, 32, 8, 8)):
+        stream = randn(40, 96, dtype=torch.float16)
+        expected = ops.linear(h, weight, residual=stream, config=config, impl="triton")
+        written = ops.linear(h, weight, residual=stream, out=stream, config=config, impl="triton")
+        assert written is stream
+        assert torch.equal(stream, expected)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize(
+    ("shape", "normalised"),
+    [((2, 6, 10, 32), True), ((1, 5, 7, 48), True), ((1, 3, 4, 48), False)],
+    ids=["even", "odd sides", "without norm"],
+)
+def test_merge_neighbours(shape, normalised, dtype, randn):
+    C = shape[3]
+    made = {
+        "x": randn(*shape, dtype=dtype, spread=2.0),
+        "weight": randn(2 * C, 4 * C, dtype=dtype, spread=(4 * C) ** -0.5),
+        "bias": randn(2 * C),
+        "layer_norm_eps": 1e-5 if normalised else None,
+        "offset": randn(C),
+    }
+    check(ops.merge_neighbours, made, dtype, pdl=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, *DTYPES], ids=str)
+@pytest.mark.parametrize(
+    ("shape", "classes"), [((2, 3, 5, 96), 20), ((1, 7, 7, 768), 9)], ids=["b2", "stage 4"]
+)
+def test_norm_pool_head(shape, classes, dtype, randn):
+    C = shape[3]
+    made = {
+        "x": randn(*shape, dtype=dtype, spread=2.0),
+        "weight": 1 + 0.3 * randn(C),
+        "bias": randn(C),
+        "head_weight": randn(classes, C, dtype=dtype, spread=C**-0.5),
+        "head_bias": randn(classes),
+        "offset": randn(C),
+    }
+    check(ops.norm_pool_head, made, dtype, pdl=True)
+
+
+@pytest.mark.parametrize("function", [ops.merge_neighbours, ops.norm_pool_head])
+def test_empty_batch(function, randn):
+    x, vector = randn(0, 4, 4, 32, dtype=torch.float16), randn(32)
+    if function is ops.merge_neighbours:
+        out = function(x, randn(64, 128, dtype=torch.float16), impl="triton")
+        assert out.shape == (0, 2, 2, 64)
+    else:
+        out = function(x, vector, vector, randn(10, 32, dtype=torch.float16), impl="triton")
+        assert out.shape == (0, 10)
+
+
+def test_tiles_that_do_not_fit_are_refused(randn):
+    x, weight = randn(4, 96, dtype=torch.float16), randn(8, 96, dtype=torch.float16)
+    with pytest.raises(RuntimeError, match="4 slices of 96 input channels are narrower than 16"):
+        ops.linear(x, weight, config=OneShotConfig(16, 16, 4, 4), impl="triton")
+    with pytest.raises(RuntimeError, match="256 channels a step do not divide 96"):
+        ops.linear(x, weight, config=SlicedConfig(16, 16, 64, 4, 4, 2), impl="triton")
+    with pytest.raises(ValueError, match="config must be a LayerNormLinearConfig or OneShotConfig"):
+        ops.linear(
+            x, weight, layer_norm_eps=1e-5, config=SlicedConfig(16, 16, 32, 1, 4, 2), impl="triton"
+        )
+
+
+@pytest.mark.parametrize(("M", "C"), [(3136, 96), (784, 256), (196, 384), (49, 1024), (1, 32)])
+def test_heuristics_are_legal_and_fill_the_card(M, C):
+    for N, K in ((3 * C, C), (C, C), (4 * C, C)):
+        config = default_one_shot_config(M, N, K, 132)
+        assert ops.linear(
+            torch.zeros(1, K), torch.zeros(N, K), config=config, impl="reference"
+        ).shape == (1, N)
+        assert 32 * config.num_warps * 255 >= config.block_m * K // 4  # x in half the registers
+        assert config.num_warps >= config.slices
+    sliced = default_sliced_config(M, C, 4 * C, 132, (9, 0))
+    assert 4 * C % (sliced.block_k * sliced.slices) == 0
+    operands = 2 * (sliced.block_m + sliced.block_n) * sliced.block_k * sliced.slices
+    assert operands * sliced.num_stages <= 227 * 1024
+
+
+def test_programmatic_launch_needs_hopper(monkeypatch):
+    assert pdl_options(True, (9, 0)) == {"PDL": False}  # the interpreter has no such launch
+    monkeypatch.setattr("fastswin._triton.pdl.interpreting", lambda: False)
+    assert pdl_options(True, (8, 9)) == {"PDL": False}
+    assert pdl_options(False, (9, 0)) == {"PDL": False}
+    assert pdl_options(True, (9, 0)) == {"PDL": True, "launch_pdl": True}
