@@ -9,14 +9,8 @@ from typing import Any
 import torch
 
 from fastswin.bench.op_quantized_problems import FORMATS
-from fastswin.ops.layer_norm.forward import layer_norm_fwd
-from fastswin.ops.mlp.forward import mlp_fwd
-from fastswin.ops.patch_merging.forward import gather_neighbours_fwd
-from fastswin.ops.quantize.forward import quantize_fwd
 from fastswin.ops.quantized_mlp.config import QuantizedMlpConfig, quantized_mlp_blocker
-from fastswin.ops.quantized_mlp.forward import quantized_mlp_fwd
 from fastswin.ops.window_attention.config import default_config
-from fastswin.ops.window_attention.forward import window_attention_fwd
 from fastswin.ops.window_attention.packing import pack_bias
 
 Calls = dict[str, Callable[[], object]]
@@ -46,6 +40,10 @@ def other_calls(stage: str, formats: Sequence[str], device: torch.device) -> Cal
 
 
 def _norms(x: torch.Tensor, formats: Sequence[str]) -> Calls:
+    from fastswin.ops.layer_norm.forward import layer_norm_fwd
+    from fastswin.ops.patch_merging.forward import gather_neighbours_fwd
+    from fastswin.ops.quantize.forward import quantize_fwd
+
     step = torch.full((1,), 0.03, device=x.device)
     offset = torch.full((x.shape[-1],), 0.1, device=x.device)
     calls: Calls = {
@@ -71,6 +69,9 @@ def _norms(x: torch.Tensor, formats: Sequence[str]) -> Calls:
 
 def _mlps(x: torch.Tensor, formats: Sequence[str]) -> Calls:
     """The fused MLP in fp16, and in 8 bits with a few tiles; nothing where it does not apply."""
+    from fastswin.ops.mlp.forward import mlp_fwd
+    from fastswin.ops.quantized_mlp.forward import quantized_mlp_fwd
+
     C, device = x.shape[-1], x.device
     if quantized_mlp_blocker(C, 4 * C) is not None:
         return {}
@@ -96,6 +97,9 @@ def _attentions(
     batch: int, side: int, C: int, device: torch.device, formats: Sequence[str]
 ) -> Calls:
     """fp16, then 8-bit q, k and v with fp16 and 8-bit output, and a few launch options."""
+    from fastswin.ops.quantize.forward import quantize_fwd
+    from fastswin.ops.window_attention.forward import window_attention_fwd
+
     heads, shift, tokens = C // HEAD_DIM, (3, 3), WINDOW[0] * WINDOW[1]
     qkv = torch.randn(batch, side, side, 3 * C, device=device).half()
     bias = torch.randn(heads, tokens, tokens, device=device)

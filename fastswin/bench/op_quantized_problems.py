@@ -20,7 +20,6 @@ from fastswin.ops.quantized_linear.config import (
     QuantizedGemmConfig,
     default_quantized_gemm_config,
 )
-from fastswin.ops.quantized_linear.forward import quantized_linear_fwd
 from fastswin.ops.quantized_linear.reference import product_ref
 from fastswin.testing.steps import steps_apart
 
@@ -85,6 +84,8 @@ class Operands:
 
     def call(self, config: QuantizedGemmConfig) -> torch.Tensor:
         """One launch; adds to ``out`` in place where the layer has a residual."""
+        from fastswin.ops.quantized_linear.forward import quantized_linear_fwd
+
         return quantized_linear_fwd(
             self.x, self.weight, self.scale, self.bias, None,
             "gelu" if self.layer.kind == "fc1" else None,

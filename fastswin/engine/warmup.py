@@ -57,11 +57,23 @@ def compile_calls(calls: Sequence[Call], device: torch.device, threads: int | No
         return
     count = min(len(calls), threads or min(MAX_THREADS, os.cpu_count() or 1))
     run_one(calls[0])  # Triton sets up its driver in this thread
-    with ThreadPoolExecutor(count, thread_name_prefix="fastswin-compile") as pool:
+    with ThreadPoolExecutor(
+        count, "fastswin-compile", initializer=_enter_device, initargs=(device,)
+    ) as pool:
         for _ in pool.map(run_one, calls[1:]):
             pass
     if device.type == "cuda":
         torch.cuda.synchronize(device)
+
+
+def _enter_device(device: torch.device) -> None:
+    """Make the device's context current in this thread, which a first launch does by itself.
+
+    A tensor descriptor is encoded before its launch and fails without one (seen on an H100:
+    "Failed to create tensor map descriptor: invalid device context").
+    """
+    if device.type == "cuda":
+        torch.zeros(1, device=device)
 
 
 def run_one(call: Call) -> None:
