@@ -50,4 +50,4 @@ def _kind(argument: Any) -> Hashable:
         return argument == 1, argument % 16 == 0, -(2**31) <= argument < 2**31, argument < 2**63
     if hasattr(argument, "block_shape"):  # a tensor descriptor
         return argument.base.dtype, *argument.block_shape
-    return type(argument)
+    return type(argument).__name__

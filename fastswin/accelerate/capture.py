@@ -10,6 +10,8 @@ Source: torch.cuda.make_graphed_callables, which does the capture.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import nn
 
@@ -46,7 +48,7 @@ class CapturedTraining(nn.Module):
                 "another shape (a DataLoader wants drop_last=True)"
             )
         self._keep_gradients()
-        return self._step[0](images)
+        return cast("torch.Tensor", self._step[0](images))
 
     def _keep_gradients(self) -> None:
         """Move gradients that are to be added to out of the graphs' memory before a replay.

@@ -13,6 +13,7 @@ from fastswin.engine.calls import Call
 from fastswin.models import SwinTransformer
 from fastswin.ops.quantize.reference import LARGEST
 from fastswin.quant.observations import Observations
+from fastswin.testing.steps import within_one_step
 
 #: 24 channels, one head a block's width of 24, 15 classes: no dimension is a multiple of 16.
 AWKWARD = {"embed_dim": 24, "num_heads": (1, 2), "num_classes": 15}
@@ -75,21 +76,6 @@ def relative_rms(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return (difference / expected.double().square().mean()).sqrt().item()
 
 
-def steps_apart(actual: torch.Tensor, expected: torch.Tensor) -> int:
-    """Largest distance of two 8-bit tensors in steps of their format."""
-    assert actual.dtype == expected.dtype
-    assert actual.shape == expected.shape
-    return int((_places(actual) - _places(expected)).abs().max())
-
-
-def _places(x: torch.Tensor) -> torch.Tensor:
-    """Position among the values of the format, in order."""
-    if x.dtype == torch.int8:
-        return x.int()
-    bits = x.view(torch.uint8).int()
-    return torch.where(bits < 128, bits, 128 - bits)
-
-
 def check_layers(engine: Engine, reference: quant.QuantizedSwin, images: torch.Tensor) -> set[str]:
     """Every 8-bit call of an engine against the integer reference on the same inputs.
 
@@ -111,7 +97,7 @@ def check_layers(engine: Engine, reference: quant.QuantizedSwin, images: torch.T
         ):
             repeated = call.run()
             expected = call.function(*call.args, **{**call.kwargs, "impl": "reference"})
-            assert steps_apart(repeated, expected) <= 1
+            assert within_one_step(repeated, expected)
             compared.add(name)
     return compared
 
@@ -147,4 +133,4 @@ def _check_linear(call: Call, reference: quant.QuantizedSwin) -> None:
     largest = LARGEST[actual.dtype]
     scaled = (y / steps).clamp(-largest, largest)
     expected = (scaled.round() if actual.dtype == torch.int8 else scaled).to(actual.dtype)
-    assert steps_apart(actual, expected) <= 1
+    assert within_one_step(actual, expected)

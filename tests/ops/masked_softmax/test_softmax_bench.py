@@ -33,7 +33,7 @@ def _plain(function):
 
 @pytest.mark.usefixtures("_tiny")
 def test_records_of_every_problem_and_direction(tmp_path):
-    assert op_softmax.run(CPU, tmp_path, [], 0.005, 60.0).exit_code == 0
+    assert op_softmax.run(CPU, tmp_path, [], 0.005, 600.0).exit_code == 0
     (path,) = tmp_path.glob("*/softmax.json")
     records = json.loads(path.read_text())["records"]
     found = {(r["case"], r["variant"], r["direction"]) for r in records}
@@ -46,7 +46,7 @@ def test_records_of_every_problem_and_direction(tmp_path):
 def test_a_wrong_result_writes_nothing(tmp_path, monkeypatch):
     wrong = lambda self, i: self.eager(i) * 1.01  # noqa: E731
     monkeypatch.setattr(SoftmaxProblem, "fastswin", wrong)
-    assert op_softmax.run(CPU, tmp_path, ["rows_4x300"], 0.005, 60.0).exit_code == 1
+    assert op_softmax.run(CPU, tmp_path, ["rows_4x300"], 0.005, 600.0).exit_code == 1
     assert not list(tmp_path.rglob("*.json"))
 
 

@@ -30,7 +30,7 @@ def _tiny(monkeypatch, brief_timing):
 @pytest.mark.parametrize("backward", [False, True])
 def test_records_of_every_problem_and_direction(tmp_path, backward):
     result = op_window_attention.run(
-        CPU, tmp_path, [], 0.005, 60.0, backward=backward, variants=PLAIN
+        CPU, tmp_path, [], 0.005, 600.0, backward=backward, variants=PLAIN
     )
     assert result.exit_code == 0
     (path,) = tmp_path.glob("*/window_attention.json")
@@ -44,7 +44,7 @@ def test_records_of_every_problem_and_direction(tmp_path, backward):
 def test_a_wrong_result_writes_nothing(tmp_path, monkeypatch):
     wrong = lambda self, i: self.eager(i) * 1.01  # noqa: E731
     monkeypatch.setattr(AttentionProblem, "fastswin", wrong)
-    result = op_window_attention.run(CPU, tmp_path, ["v1_n9"], 0.005, 60.0, variants=PLAIN)
+    result = op_window_attention.run(CPU, tmp_path, ["v1_n9"], 0.005, 600.0, variants=PLAIN)
     assert result.exit_code == 1
     assert not list(tmp_path.rglob("*.json"))
 
