@@ -20,8 +20,10 @@ from pathlib import Path
 from fastswin.bench.backend_accuracy import make_accuracy_table
 from fastswin.bench.backends import make_backend_table
 from fastswin.bench.export_tables import make_engine_table, make_export_table
+from fastswin.bench.quant_tables import make_quant_table
 from fastswin.bench.record import DEFAULT_ROOT, load_document
 from fastswin.bench.tables import filter_records, make_table, to_markdown
+from fastswin.bench.train import make_table as make_train_table
 from fastswin.data.atomic import write_text
 
 _BLOCK = re.compile(
@@ -37,7 +39,9 @@ TABLES = {
     "backend_accuracy": make_accuracy_table,
     "backends": make_backend_table,
     "export": make_export_table,
+    "quant": make_quant_table,
     "tensorrt_rtx": make_engine_table,
+    "train": make_train_table,
 }
 
 FILTER_FIELDS = ("case", "dtype", "batch", "variant")

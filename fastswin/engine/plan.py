@@ -60,9 +60,10 @@ Pair = tuple[int, int]
 #: Most tokens for which LayerNorm inside the qkv GEMM beats LayerNorm + library, by channels.
 FUSED_QKV_TOKENS = {128: 1 << 62, 192: 6500, 384: 200}
 
-#: Most values (rows x channels) of a stage that is built of one-shot GEMMs, and of the first stage
-#: of a model that is launched ahead: Swin-B at batch 1 and 8.
-SMALL_STAGE_VALUES, PDL_VALUES = 420_000, 3_300_000
+#: Most values (rows x channels) of a stage that is built of one-shot GEMMs (Swin-B at batch 1), and
+#: of the first stage of a model that is launched ahead (Swin-L at batch 1; at batch 8 Swin-T took
+#: 4 % longer).
+SMALL_STAGE_VALUES, PDL_VALUES = 420_000, 700_000
 
 #: Widest stage that the fused (or, below MLP_MIN_TOKENS, split) MLP serves.
 FUSED_MLP_CHANNELS = 192

@@ -21,6 +21,7 @@ from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.models import SwinConfig, SwinTransformer
+from fastswin.testing.tolerance import assert_close_to_oracle
 
 TOLERANCE = 1e-5
 VERSIONS = pytest.mark.parametrize("version", [1, 2], ids=["v1", "v2"])
@@ -180,11 +181,22 @@ def test_kernels_in_half_precision(version, branch):
 
 @VERSIONS
 def test_kernels_in_fp32(version):
-    """Deferred biases cross every block, the merging, the pool and the features."""
+    """Deferred biases cross every block, the merging, the pool and the features.
+
+    Beside the fp64 model, as near as the fp32 model is: numbers of size 3 differ by 1e-5 between
+    two right orders of the same sums.
+    """
     model = tiny(version, **KERNEL)
+    images = images_like(model)
     engine = cpu_engine(model, impl="triton")
     assert {s.proj for s in engine.report(2).plan.stages} == {"library"}
-    assert_parity(engine, model, images_like(model), TOLERANCE)
+    with torch.no_grad():
+        eager = [*model.forward_features(images), model(images)]
+        exact, wide = copy.deepcopy(model).double(), images.double()
+        truth = [*exact.forward_features(wide), exact(wide)]
+    ours = [*engine.features(images, "NHWC"), engine(images)]
+    for actual, plain, expected in zip(ours, eager, truth, strict=True):
+        assert_close_to_oracle(actual, plain, expected, torch.float32)
 
 
 def test_kernels_with_other_settings():

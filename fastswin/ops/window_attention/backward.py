@@ -91,10 +91,12 @@ def window_attention_bwd(
     if shape.padding_slots and qkv_bias is None:
         qkv_bias = qkv.new_zeros(3 * C)
     config = config or _default_config(qkv, shape.tokens, shape.head_dim)
-    whole = isinstance(config, WholeBackwardConfig)  # sums all tokens, padded ones too, as it goes
-    padded = needs.pad and shape.padding_slots > 0
-    needs = dataclasses.replace(needs, pad=padded and not (whole and needs.qkv_sum))
-    if needs.qkv_sum and not whole:
+    # in the kernel all tokens are summed, padded ones too; apart from it, a pass over dqkv
+    in_kernel = needs.qkv_sum and isinstance(config, WholeBackwardConfig) and config.sums_qkv
+    apart = needs.qkv_sum and not in_kernel
+    padded = needs.pad and shape.padding_slots > 0 and not in_kernel
+    needs = dataclasses.replace(needs, pad=padded, qkv_sum=in_kernel)
+    if apart:
         needs = dataclasses.replace(needs, q=True, k=True, v=True)
     if isinstance(config, TiledBackwardConfig) and (out is None or row_stats is None):
         row_stats = _new_stats(qkv, shape.windows, shape.heads, shape.tokens)
@@ -108,7 +110,7 @@ def window_attention_bwd(
         [*qkv_strides(shape), output_strides(shape), qkv_strides(shape)[0]],
     )  # fmt: skip
     sums = _finish(problem, _launch(problem, config))
-    if needs.qkv_sum and not whole:
+    if apart:
         total = dqkv.flatten(0, 2).sum(0, dtype=torch.float32)
         total = total if sums.qkv_bias is None else total + sums.qkv_bias
         sums = dataclasses.replace(sums, qkv_bias=total)

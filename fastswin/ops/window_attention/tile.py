@@ -163,10 +163,9 @@ def power_of_2(x, EXACT: tl.constexpr):
         series = 1.0 + t * (1 / 5) * series
         series = 1.0 + t * (1 / 4) * series
         series = 1.0 + t * (1 / 3) * series
-        series = 1.0 + t * (1 / 2) * series
-        series = 1.0 + t * series
+        series = t * (1.0 + t * (1 / 2) * series)
         power = ((whole.to(tl.int32) + 127) << 23).to(tl.float32, bitcast=True)
-        y = tl.where(x < -126.0, 0.0, series * power)
+        y = tl.where(x < -126.0, 0.0, power + power * series)
         y = tl.where(x != x, x, y)
     else:
         y = tl.exp2(x)
