@@ -109,7 +109,7 @@ def test_default_problems(suite):
     assert len(problems) == len(SUITES[suite]) * 2 * 4
     assert {p.dtype for p in problems} == {"fp16", "bf16"}
     assert {p.batch for p in problems} == {1, 8, 32, 64}
-    assert {p.swin_config.version for p in problems} == {1 if suite == "model" else 2}
+    assert {p.swin_config.version for p in problems} == {2 if suite == "model_v2" else 1}
 
 
 def test_a_checkpoint_fits_one_model():

@@ -16,7 +16,6 @@ from fastswin.ops.window_attention.tile import (
     inverse_sum,
     load_rows,
     locate_window,
-    power_of_2,
     product_step,
     scores,
     store_row_stats,
@@ -69,7 +68,6 @@ def _window_attention_fwd_online_kernel(
     )
     q = load_rows(q_ptr, pad_ptr + head * D, row, query, q_stride_row, N, D, BLOCK_D, HAS_PAD)
     q_norm = inverse_norm(q) if COSINE else 1.0
-    exact: tl.constexpr = q_ptr.dtype.element_ty == tl.float32 and PRECISION == "ieee"
     running_max = tl.full([BLOCK_Q], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     o = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
@@ -94,8 +92,8 @@ def _window_attention_fwd_online_kernel(
         )  # fmt: skip
         new_max = tl.maximum(running_max, tl.max(s, 1))
         shift = tl.where(new_max == -float("inf"), 0.0, new_max)
-        p = power_of_2(s - shift[:, None], exact)
-        rescale = power_of_2(running_max - shift, exact)
+        p = tl.exp2(s - shift[:, None])
+        rescale = tl.exp2(running_max - shift)
         total = total * rescale + tl.sum(p, 1)
         if DROPOUT:
             p *= dropout_weights(
@@ -106,7 +104,7 @@ def _window_attention_fwd_online_kernel(
         running_max = new_max
     if HAS_STATS:
         stats_head = stats_ptr + (window.to(tl.int64) * NH + head) * (2 * N)
-        store_row_stats(stats_head, running_max, total, query, N, exact)
-    o = o * inverse_sum(total, exact)[:, None]
+        store_row_stats(stats_head, running_max, total, query, N, False)
+    o = o * inverse_sum(total, False)[:, None]
     o = finish_output(o, qkv_scale_ptr, output_scale_ptr, out_ptr.dtype.element_ty)
     store_rows(out_ptr, o, row, (query < N) & (row >= 0), out_stride_row, D, BLOCK_D)
