@@ -3,6 +3,8 @@
 Every problem is checked first (fp64 oracle, forward and backward, all elements), then timed; a
 red problem prints no speed. The roofline is live bytes over the copy rate of the same run: what
 is read and written once by an ideal kernel, dead tiles of a causal problem not counted as read.
+The contender "copy" moves as many bytes as the problem does, half of them read and half written:
+what start and tail of a launch leave of the rate at that size.
 
     --sweep   tries launch configurations of every problem instead and prints the best ones
 """
@@ -152,12 +154,33 @@ def _candidate(
             call()
     if stream is None:
         return Candidate(name, call)
+    return Candidate(name, _captured(call, stream, captured_calls))
+
+
+def _copy_candidate(moved_bytes: int, device: torch.device, captured_calls: int) -> Candidate:
+    """Device copies of ``moved_bytes``, read and written ones together, that L2 cannot hold."""
+    half = max(1, moved_bytes // 2)
+    count = min(MAX_CAPTURED_CALLS, max(1, -(-DISTINCT_BYTES // (2 * half))))
+    pairs = [torch.zeros(2, half, dtype=torch.uint8, device=device) for _ in range(count)]
+    turn = iter(range(2**62))
+
+    def call() -> object:
+        source, target = pairs[next(turn) % count]
+        return target.copy_(source)
+
+    if not captured_calls:
+        return Candidate("copy", call)
+    return Candidate("copy", _captured(call, torch.cuda.Stream(), captured_calls))
+
+
+def _captured(call: Call, stream: torch.cuda.Stream, calls: int) -> Call:
+    """The replay of a graph of ``calls`` calls."""
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph, stream=stream):
-        for _ in range(captured_calls):
+        for _ in range(calls):
             call()
-    return Candidate(name, functools.partial(_replay, graph, call))
+    return functools.partial(_replay, graph, call)
 
 
 def _replay(graph: torch.cuda.CUDAGraph, keep: Call) -> None:
@@ -193,6 +216,8 @@ def measure_problem(
             "compile": _compiled(problem.eager_function),
         }
         built: list[Candidate] = []
+        moved = problem.live_bytes(inputs, direction)
+        built.append(_copy_candidate(moved, device, captured_calls))
         for name, function in contenders.items():
             try:
                 built.append(_candidate(name, function, sets, direction, captured_calls))

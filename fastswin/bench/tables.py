@@ -5,7 +5,8 @@
 
 Speed-up is ``compile-reduce-overhead`` over ``fastswin`` (over the fastest other contender where
 that one is absent, and then marked). Roofline, error and img/s are those of ``fastswin``. The
-second form is that of suites with a backward or a step.
+second form is that of suites with a backward or a step. ``copy``, a device copy of a problem's
+bytes, is no contender: it has a column of its own, its time as percent of ``fastswin``'s.
 """
 
 from __future__ import annotations
@@ -35,6 +36,9 @@ DTYPE_ORDER = ("fp32", "tf32", "fp16", "bf16", "int8", "int8_mode1", "int8_mode2
 
 #: The contender that speed-ups are taken over.
 BASELINE = "compile-reduce-overhead"
+
+#: A device copy of as many bytes: a bound, not a contender.
+COPY = "copy"
 
 NO_VALUE = "-"
 
@@ -77,7 +81,7 @@ def make_table(document: Document) -> Table:
     """Build the usual table of one document."""
     records = document["records"]
     found = {record["variant"] for record in records}
-    variants = [v for v in VARIANT_ORDER if v in found] + sorted(found - set(VARIANT_ORDER))
+    variants = [v for v in VARIANT_ORDER if v in found] + sorted(found - {*VARIANT_ORDER, COPY})
     groups: dict[Key, dict[str, Record]] = {}
     for record in records:
         direction = record.get("direction", "forward")
@@ -87,8 +91,13 @@ def make_table(document: Document) -> Table:
     columns = ["case" if directed else "model", "dtype", "batch"]
     columns += ["direction"] if directed else []
     columns += [f"{v} ms" for v in variants]
-    columns += ["speed-up", "% of roofline", "max abs err", *([] if directed else ["img/s"])]
-    rows = [_row(key, groups[key], variants, directed) for key in sorted(groups, key=_place)]
+    columns += ["speed-up", "% of roofline"]
+    columns += ["% of its copy"] if COPY in found else []
+    columns += ["max abs err", *([] if directed else ["img/s"])]
+    rows = [
+        _row(key, groups[key], variants, directed, COPY in found)
+        for key in sorted(groups, key=_place)
+    ]
     return Table(
         f"{document['suite']} on {document['gpu']}",
         tuple(columns),
@@ -146,7 +155,7 @@ def _place(key: Key) -> tuple[int, str, int, str, int, str]:
 
 
 def _row(
-    key: Key, group: Mapping[str, Record], variants: Sequence[str], directed: bool
+    key: Key, group: Mapping[str, Record], variants: Sequence[str], directed: bool, copied: bool
 ) -> tuple[str, ...]:
     case, dtype, batch, direction = key
     times = [_number(group.get(variant, {}).get("median_ms")) for variant in variants]
@@ -154,6 +163,9 @@ def _row(
     roofline = NO_VALUE
     if ours.get("roofline_ms"):
         roofline = f"{100 * ours['roofline_ms'] / ours['median_ms']:.0f}"
+    of_copy = NO_VALUE
+    if ours and COPY in group:
+        of_copy = f"{100 * group[COPY]['median_ms'] / ours['median_ms']:.0f}"
     error = ours.get("max_abs_err")
     throughput = ours.get("images_per_s")
     if ours and throughput is None:
@@ -166,6 +178,7 @@ def _row(
         *times,
         _speed_up(group),
         roofline,
+        *([of_copy] if copied else []),
         NO_VALUE if error is None else f"{error:.1e}",
         *([] if directed else [NO_VALUE if throughput is None else f"{throughput:.0f}"]),
     )
@@ -177,7 +190,7 @@ def _speed_up(group: Mapping[str, Record]) -> str:
         return NO_VALUE
     if BASELINE in group:
         return f"{group[BASELINE]['median_ms'] / ours['median_ms']:.2f}x"
-    others = {name: r["median_ms"] for name, r in group.items() if name != "fastswin"}
+    others = {name: r["median_ms"] for name, r in group.items() if name not in ("fastswin", COPY)}
     if not others:
         return NO_VALUE
     best = min(others, key=lambda name: others[name])

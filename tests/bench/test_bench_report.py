@@ -70,6 +70,16 @@ def test_rows_go_from_small_to_large_models():
     ]  # fmt: skip
 
 
+def test_a_copy_of_the_same_bytes_is_a_column_and_no_contender():
+    measured = {"fastswin": 0.05, "compile": 0.15, "copy": 0.045}
+    key = {"case": "window", "dtype": "fp16", "batch": 4096, "direction": "backward"}
+    records = [{**key, "variant": name, "median_ms": ms} for name, ms in measured.items()]
+    table = make_table({**DOCUMENT, "records": records})
+    row = dict(zip(table.header, table.rows[0], strict=True))
+    assert (row["speed-up"], row["% of its copy"]) == ("3.00x (compile)", "90")
+    assert "copy ms" not in row
+
+
 def test_text_columns_line_up():
     lines = to_text(make_table(DOCUMENT)).splitlines()
     place = lines[1].index("batch")
