@@ -28,7 +28,7 @@ import torch
 import torch.nn.functional as F
 from fashion_recipe import CONFIG, Recipe, augment, learning_rate, mixup
 
-from fastswin import accelerate
+from fastswin import accelerate, capture_training
 from fastswin.data.atomic import replacing, write_text
 from fastswin.data.fashion_mnist import DEBIAN_FOLDER, PREPROCESS, class_names, load_split
 from fastswin.data.preprocess import metadata_for
@@ -78,6 +78,8 @@ class Trainer:
         self.started = time.perf_counter()
         self.checkpoint = options.out / "checkpoint.pt"
         self.forward = self.compiled() if options.compile else self.model
+        if options.capture:
+            self.forward = self.captured()
 
     def compiled(self) -> torch.nn.Module:
         """The model through torch.compile, or itself where this machine cannot compile it."""
@@ -95,6 +97,17 @@ class Trainer:
         self.model.zero_grad(set_to_none=True)
         print(f"compiled in {self.seconds:.0f} s", flush=True)
         return forward
+
+    def captured(self) -> torch.nn.Module:
+        """The model with its steps in CUDA graphs, or itself where there is no GPU.
+
+        Drop path draws what it would have drawn without the capture.
+        """
+        if self.device.type != "cuda":
+            return self.model
+        example = torch.zeros(self.recipe.batch, 1, *CONFIG.image_size, device=self.device)
+        with torch.random.fork_rng([torch.cuda.current_device()]):
+            return capture_training(self.model, example, autocast=torch.bfloat16)
 
     @property
     def seconds(self) -> float:
@@ -179,10 +192,10 @@ class Trainer:
         x = augment(PREPROCESS.normalise(images[index]), self.recipe, self.generator)
         x, target = mixup(x, labels[index], self.recipe, self.generator)
         x = PREPROCESS.enlarge(x)
+        self.optimizer.zero_grad(set_to_none=True)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self.device.type == "cuda"):
             logits = self.forward(x)
         loss = F.cross_entropy(logits.float(), target)
-        self.optimizer.zero_grad(set_to_none=True)
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.recipe.clip_grad_norm)
         self.optimizer.step()
@@ -216,6 +229,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
     add("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     add("--no-compile", dest="compile", action="store_false", help="skip torch.compile")
     add("--accelerate", choices=("auto", "reference"), help="fused blocks, or plain PyTorch")
+    add("--capture", action="store_true", help="replay steps from CUDA graphs; with --no-compile")
     add("--limit-train", type=int, help="use only the first N training images")
     add("--limit-test", type=int, help="use only the first N test images")
     return parser.parse_args(arguments)
@@ -261,7 +275,7 @@ def main(arguments: list[str] | None = None) -> dict:
         "losses": [round(loss, 5) for loss in trainer.losses],
         "seconds": round(trainer.seconds, 2),
         "budget_minutes": options.minutes,
-        "compiled": trainer.forward is not trainer.model,
+        "compiled": options.compile and trainer.forward is not trainer.model,
         "autocast": "bfloat16" if device.type == "cuda" else None,
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu",
         "torch": torch.__version__,

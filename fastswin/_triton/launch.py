@@ -4,7 +4,7 @@
 that behind CUDA graphs; a training step of 200 such launches does not: on an H100's host Swin-T
 took 86 ms a step for 22 ms of kernels. :func:`launch` keeps the compiled kernel by what Triton
 specialises on (types, constants, alignment of pointers, integers that are 1 or multiples of 16) and
-calls it directly the next time.
+calls it directly the next time. Tensors count by kind also where they are given by name.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ import torch
 
 from fastswin._triton.device import on_device
 
-#: Compiled kernels with the values of their compile-time parameters, by kind of call.
-_COMPILED: dict[Hashable, tuple[Any, tuple]] = {}
+#: Compiled kernels with the names of the parameters given by name, by kind of call.
+_COMPILED: dict[Hashable, tuple[Any, list[str]]] = {}
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
@@ -27,19 +27,25 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
         kernel: a ``triton.jit`` function.
         programs: size of the grid's first axis; the others are 1.
         arguments: run-time arguments in order, the first one a tensor.
-        constants: all compile-time parameters by name, and launch options such as ``num_warps``.
+        constants: every other parameter by name, compile-time values or tensors, and launch options
+            such as ``num_warps``.
     """
     device = arguments[0].device
-    key = (id(kernel), device, tuple(constants.items()), tuple(map(_kind, arguments)))
+    named = tuple((name, _by_name(value)) for name, value in constants.items())
+    key = (id(kernel), device, named, tuple(map(_kind, arguments)))
     with on_device(device):
         if found := _COMPILED.get(key):
-            compiled, tail = found
-            compiled[(programs, 1, 1)](*arguments, *tail)
+            compiled, names = found
+            compiled[(programs, 1, 1)](*arguments, *[constants[name] for name in names])
             return
         compiled = kernel[(programs,)](*arguments, **constants)
         if compiled is not None:  # the interpreter compiles nothing
-            names = kernel.arg_names[len(arguments) :]
-            _COMPILED[key] = (compiled, tuple(constants[name] for name in names))
+            _COMPILED[key] = (compiled, kernel.arg_names[len(arguments) :])
+
+
+def _by_name(value: Any) -> Hashable:
+    """A compile-time value is itself part of the code, a tensor counts by its kind."""
+    return _kind(value) if isinstance(value, torch.Tensor) else value
 
 
 def _kind(argument: Any) -> Hashable:

@@ -73,13 +73,14 @@ def wait_for_previous(PDL: tl.constexpr):
 
 @triton.jit
 def prefetch_l2(ptr, elements, LINES: tl.constexpr, PDL: tl.constexpr):
-    """Ask ``elements`` consecutive 2-byte values (at most 64 * LINES) from memory into L2.
+    """Ask ``elements`` consecutive values (at most LINES lines of 128 bytes) from memory into L2.
 
     At batch 1 the weights of a Swin-T, 55 MB, do not survive in L2 from one forward pass to the
     next, so a GEMM that asks for them after its wait pays the memory's latency on top.
     """
     if PDL:
-        at = tl.minimum(tl.arange(0, LINES) * 64, elements - 1)
+        per_line: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth
+        at = tl.minimum(tl.arange(0, LINES) * per_line, elements - 1)
         tl.inline_asm_elementwise(
             "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [(ptr + at).to(tl.int64)],
             dtype=tl.int32, is_pure=False, pack=1,

@@ -50,11 +50,23 @@ def _patch_embed(call: Call) -> int:
 
 
 def _attention(call: Call) -> int:
-    qkv = call.args[0]
+    return _window_products(call, call.args[0].shape[3] // 3)
+
+
+def _window_products(call: Call, C: int) -> int:
     window = next(a for a in call.args if isinstance(a, (tuple, list)))  # the shift comes after it
-    B, H, W, channels = qkv.shape
+    B, H, W, _ = call.args[0].shape
     windows = B * math.ceil(H / window[0]) * math.ceil(W / window[1])
-    return 4 * windows * (window[0] * window[1]) ** 2 * (channels // 3)
+    return 4 * windows * (window[0] * window[1]) ** 2 * C
+
+
+def _fused_attention(call: Call) -> int:
+    """Projections of all tokens, and attention; proj too where the call has its weight."""
+    x = call.args[0]
+    C = x.shape[3]
+    weights = [a for a in call.args if isinstance(a, torch.Tensor) and a.shape[-1:] == (C,)]
+    outputs = sum(w.shape[0] for w in weights if w.ndim == 2 and w.dtype == x.dtype)
+    return 2 * x.numel() * outputs + _window_products(call, C)
 
 
 _FLOPS: dict[str, Callable[[Call], int]] = {
@@ -63,5 +75,7 @@ _FLOPS: dict[str, Callable[[Call], int]] = {
     "mlp": _mlp,
     "patch_embed": _patch_embed,
     "packed_window_attention": _attention,
+    "packed_attention_half": _fused_attention,
+    "packed_heads_attention": _fused_attention,
     "window_attention_ref": _attention,
 }

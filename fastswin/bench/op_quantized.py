@@ -99,7 +99,7 @@ def binaries(work: Sequence[tuple[Layer, str]]) -> list[Job]:
     """Jobs with different kernels, in the order of the work."""
     found: dict[tuple[object, ...], Job] = {}
     for layer, format in work:
-        for config in candidates(layer):
+        for config in candidates(layer, format):
             third = layer.kind == "qkv" and layer.N // 3 % config.block_n == 0
             kind = "residual" if layer.kind in RESIDUAL else layer.kind
             found.setdefault((kind, third, format, config), (layer, format, config))
@@ -127,10 +127,10 @@ def examine(
     best_us = 2e6 * layer.M * layer.N * layer.K / RATE_OPS
     record: dict[str, Any] = {
         "case": layer.case, "kind": layer.kind, "format": format,
-        "M": layer.M, "N": layer.N, "K": layer.K, "default": describe(default_config(layer)),
+        "M": layer.M, "N": layer.N, "K": layer.K, "default": describe(default_config(layer, format)),
         "latency_us": {}, "contenders_us": {}, "notes": {},
     }  # fmt: skip
-    for config in candidates(layer):
+    for config in candidates(layer, format):
         name = describe(config)
         if time.monotonic() > deadline:
             record["notes"][name] = "deadline"

@@ -162,7 +162,7 @@ def quantized_layers(models: list[str], batches: list[int]) -> Iterator[Layer]:
                 yield Layer(f"{model}{stage + 1} b{batch}", "merge", batch * H * W, 2 * C, 4 * C)
 
 
-def candidates(layer: Layer) -> list[QuantizedGemmConfig]:
+def candidates(layer: Layer, format: str) -> list[QuantizedGemmConfig]:
     """Configurations worth a try, the heuristic's choice first."""
     Config = QuantizedGemmConfig
     found: list[QuantizedGemmConfig] = []
@@ -185,14 +185,14 @@ def candidates(layer: Layer) -> list[QuantizedGemmConfig]:
         through = [dataclasses.replace(c, tma_store=True) for c in found if c.block_m >= 64]
         found += [c for c in through if c.block_n >= 64]
     useful = [c for c in found if c.block_k <= max(64, 2 * layer.K) and _useful(c, layer)]
-    return list(dict.fromkeys([default_config(layer), *useful]))
+    return list(dict.fromkeys([default_config(layer, format), *useful]))
 
 
-def default_config(layer: Layer) -> QuantizedGemmConfig:
+def default_config(layer: Layer, format: str) -> QuantizedGemmConfig:
     """The heuristic's choice on an H100."""
     return default_quantized_gemm_config(
         layer.M, layer.N, layer.K, MULTIPROCESSORS, (9, 0), layer.kind in PARTS,
-        layer.kind in RESIDUAL,
+        layer.kind in RESIDUAL, gelu=layer.kind == "fc1", fp8=format == "fp8",
     )  # fmt: skip
 
 

@@ -11,7 +11,6 @@ what start and tail of a launch leave of the rate at that size.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import functools
 import sys
@@ -20,6 +19,7 @@ from pathlib import Path
 
 import torch
 
+from fastswin.bench.captured import Call, captured_candidate
 from fastswin.bench.failures import Failure, describe, release_memory
 from fastswin.bench.op_softmax_problems import PROBLEMS, Inputs, SoftmaxProblem
 from fastswin.bench.op_suite import (
@@ -46,10 +46,9 @@ DISTINCT_BYTES = 2**28
 CAPTURED_BYTES = 2**30
 MAX_CAPTURED_CALLS = 16
 
-#: Calls of each contender before anything is captured or timed.
-WARM_CALLS = 3
+#: Both halves of a copy begin at a multiple of so many bytes: others take a third of the rate.
+COPY_ALIGNMENT = 512
 
-Call = Callable[[], object]
 Function = Callable[..., torch.Tensor]
 
 
@@ -140,26 +139,9 @@ def _make_call(function: Function, sets: Sequence[Inputs], direction: str) -> Ca
     return backward
 
 
-def _candidate(
-    name: str, function: Function, sets: Sequence[Inputs], direction: str, captured_calls: int
-) -> Candidate:
-    """Warm contender: the replay of a graph of ``captured_calls`` calls, or one plain call for 0.
-
-    A backward runs on the stream of its forward, so both are made on the stream of the capture.
-    """
-    stream = torch.cuda.Stream() if captured_calls else None
-    with torch.cuda.stream(stream) if stream is not None else contextlib.nullcontext():
-        call = _make_call(function, sets, direction)
-        for _ in range(WARM_CALLS):
-            call()
-    if stream is None:
-        return Candidate(name, call)
-    return Candidate(name, _captured(call, stream, captured_calls))
-
-
-def _copy_candidate(moved_bytes: int, device: torch.device, captured_calls: int) -> Candidate:
+def _copy_call(moved_bytes: int, device: torch.device) -> Call:
     """Device copies of ``moved_bytes``, read and written ones together, that L2 cannot hold."""
-    half = max(1, moved_bytes // 2)
+    half = max(COPY_ALIGNMENT, moved_bytes // 2 // COPY_ALIGNMENT * COPY_ALIGNMENT)
     count = min(MAX_CAPTURED_CALLS, max(1, -(-DISTINCT_BYTES // (2 * half))))
     pairs = [torch.zeros(2, half, dtype=torch.uint8, device=device) for _ in range(count)]
     turn = iter(range(2**62))
@@ -168,24 +150,7 @@ def _copy_candidate(moved_bytes: int, device: torch.device, captured_calls: int)
         source, target = pairs[next(turn) % count]
         return target.copy_(source)
 
-    if not captured_calls:
-        return Candidate("copy", call)
-    return Candidate("copy", _captured(call, torch.cuda.Stream(), captured_calls))
-
-
-def _captured(call: Call, stream: torch.cuda.Stream, calls: int) -> Call:
-    """The replay of a graph of ``calls`` calls."""
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
-        for _ in range(calls):
-            call()
-    return functools.partial(_replay, graph, call)
-
-
-def _replay(graph: torch.cuda.CUDAGraph, keep: Call) -> None:
-    """Replay; ``keep`` owns the tensors (a backward's saved outputs) whose addresses it holds."""
-    graph.replay()
+    return call
 
 
 def measure_problem(
@@ -217,10 +182,12 @@ def measure_problem(
         }
         built: list[Candidate] = []
         moved = problem.live_bytes(inputs, direction)
-        built.append(_copy_candidate(moved, device, captured_calls))
+        copied = functools.partial(_copy_call, moved, device)
+        built.append(captured_candidate("copy", copied, captured_calls))
         for name, function in contenders.items():
             try:
-                built.append(_candidate(name, function, sets, direction, captured_calls))
+                call = functools.partial(_make_call, function, sets, direction)
+                built.append(captured_candidate(name, call, captured_calls))
             except Exception as error:
                 say(f"  {direction} {name}: {describe(error).message}")
         timings = measure(built, make_clock(device), seconds=seconds)

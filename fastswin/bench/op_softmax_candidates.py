@@ -55,7 +55,7 @@ def _paired_rows(keys: int, direction: str) -> Iterator[SoftmaxConfig]:
     for lanes, warps in ((8, 1), (8, 2), (8, 4), (16, 1), (16, 2)):
         rows = 2 * warps * WARP_LANES // lanes  # one pair per thread
         if direction == "forward":
-            for steps in (0, 4, 8, 16, 24):
+            for steps in (0, 2, 3, 4, 6, 8, 16, 24):
                 yield SoftmaxConfig(rows, lanes, warps, steps=steps, paired=True)
             continue
         for programs in (8, 12, 16, 24, 32, 48, 64, 96):
@@ -75,15 +75,3 @@ def _long_rows(keys: int, vector: int, direction: str) -> Iterator[SoftmaxConfig
                 tensors = 1 if direction == "forward" else 2
                 if kept * vectors * vector * tensors <= 2048 // warps:
                     yield SoftmaxConfig(1, block, warps, long=True, kept=kept)
-    if keys <= 65536 or direction == "forward":
-        return
-    # a share of the multiprocessors, so that the rows under way fit the cache together
-    for vectors, warps, kept, stages in (
-        (2, 16, 4, 1), (2, 16, 4, 3), (1, 16, 8, 3), (1, 16, 10, 3), (4, 8, 5, 3)
-    ):  # fmt: skip
-        for share in (0.61, 0.66, 0.72, 0.79, 0.86, 1.0):
-            block = WARP_LANES * warps * vector * vectors
-            yield SoftmaxConfig(
-                1, block, warps, long=True, kept=kept, stages=stages,
-                programs_per_multiprocessor=share,
-            )  # fmt: skip

@@ -130,9 +130,8 @@ def _describe(config: SoftmaxConfig | None) -> str:
     form = f"long kept={config.kept}" if config.long else f"rows={config.block_rows:3d}"
     form = f"paired {form}" if config.paired else form
     rest = f" steps={config.steps}" if config.steps else ""
-    rest += f" stages={config.stages}" if config.stages > 1 else ""
     if config.programs_per_multiprocessor:
-        rest += f" programs={config.programs_per_multiprocessor:g}"
+        rest += f" programs={config.programs_per_multiprocessor}"
     return f"{form} keys={config.block_keys:5d} warps={config.num_warps:2d}{rest}"
 
 

@@ -3,9 +3,11 @@
     python -m fastswin.bench.quant_halves --models swin_tiny_patch4_window7_224 --batches 1,32 \
         --deadline-s 120 --out benchmarks/results
 
-Per stage, in turn and in CUDA graphs, in us: the attention half (wide; qkv and attention in 8 bits;
-proj too), the MLP half and patch merging (wide; 8 bits); fp8 by our GEMM and by the library. What
-surrounds a product is in its time, which is how a mix has to be judged (engine/quantized/mix.py).
+Per stage, in turn and in CUDA graphs, in us a block: the attention half (wide; qkv in 8 bits, with
+attention's input in 8 bits or wide; proj too), the MLP half (wide; 8 bits in three kernels, or in
+one) and patch merging; fp8 by our GEMM and by the library (quant_forms.py). What surrounds a
+product is in its time, which is how a mix has to be judged (engine/quantized/mix.py). All blocks of
+a stage run in a row, so that weights come from memory where they would in the model.
 
 Written as it goes: ``<out>/<card>/quant_halves.json``, a list of
 ``{"case", "format", "batch", "stage", "channels", "rows", "half", "latency_us": {form: us}}``, and
@@ -28,6 +30,7 @@ import torch
 from fastswin.bench.calibration import calibration_for
 from fastswin.bench.failures import Failure, describe, release_memory
 from fastswin.bench.problems import DEFAULT_BATCHES, SUITES, Problem, parse_batches, parse_names
+from fastswin.bench.quant_forms import HALVES, Form
 from fastswin.bench.record import DEFAULT_ROOT, card_slug, device_name
 from fastswin.bench.source import Source, SourceCache
 from fastswin.bench.suites import choose_device, current_device
@@ -37,29 +40,18 @@ from fastswin.engine import Engine
 from fastswin.engine.forward import BlockOffsets, bind
 from fastswin.engine.plan import ModelPlan, StagePlan
 from fastswin.engine.precision import QUANTIZED
-from fastswin.engine.prepare import Linear
-from fastswin.engine.quantized.formats import (
-    WIDE_LAYER,
-    BlockFormats,
-    LayerFormat,
-    StageFormats,
-)
+from fastswin.engine.quantized.formats import StageFormats
 from fastswin.engine.quantized.forward import QuantizedForward
 from fastswin.engine.quantized.library import FP8
-from fastswin.engine.quantized.prepare import LayerForms, place_forms
+from fastswin.engine.quantized.plan import why_not_one_kernel
+from fastswin.engine.quantized.prepare import place_forms
 from fastswin.engine.warmup import compile_calls, kernel_calls
 from fastswin.models import list_models
 from fastswin.ops.library_linear import library_linear_blocker
+from fastswin.ops.quantized_mlp.config import quantized_mlp_blocker
 
 Row = dict[str, Any]
 Times = dict[str, float]
-
-#: Halves of a block, and merging, by the layers that each of their forms quantises.
-FORMS: dict[str, dict[str, tuple[str, ...]]] = {
-    "attention": {"wide": (), "qkv": ("qkv",), "qkv+proj": ("qkv", "proj")},
-    "mlp": {"wide": (), "fc1+fc2": ("fc1", "fc2")},
-    "merge": {"wide": (), "reduction": ("reduction",)},
-}
 
 NO_OFFSETS = BlockOffsets(None, None)
 
@@ -79,9 +71,10 @@ class HalfTimer:
     ) -> None:
         self.problem, self.device, self.seconds = problem, device, seconds
         precision: Any = problem.dtype
+        self.calibration = calibration_for(source, problem, device)
         self.engine = Engine(
             source.engine_source, precision, device=device, cuda_graphs=False, mix="scheme",
-            calibration=calibration_for(source, problem, device),
+            calibration=self.calibration,
         )  # fmt: skip
         size = problem.swin_config.image_size
         self.plan: ModelPlan = self.engine.report(problem.batch, size).plan
@@ -96,50 +89,50 @@ class HalfTimer:
         )  # fmt: skip
         known: set = set()
         calls = []
-        everything = ("qkv", "proj", "fc1", "fc2", "reduction")
-        wanted = [((), False), (("qkv",), False), (everything, False)]
-        if self.has_library:
-            wanted += [(("qkv",), True), (everything, True)]
-        for layers, library in wanted:
-            stages = tuple(self.stage(stage, layers, library) for stage in self.plan.stages)
+        for form in {form: None for half in HALVES for form in self.forms(half).values()}:
+            stages = tuple(self.stage(stage, form) for stage in self.plan.stages)
             plan = dataclasses.replace(self.plan, stages=stages)
             place_forms(self.forward.weights, [s.formats for s in stages if s.formats])
             bound = bind(plan, self.forward.weights, self.forward.precision)
             calls += kernel_calls(self.forward, bound, images, known)
         compile_calls(calls, self.device)
 
-    @property
-    def has_library(self) -> bool:
-        """Whether the CUDA library is an alternative to our 8-bit GEMM."""
-        return self.problem.dtype == "fp8" and library_linear_blocker(self.device, FP8) is None
+    def forms(self, half: str) -> dict[str, Form]:
+        """What is timed of a half, and by the CUDA library where that is an alternative."""
+        found = dict(HALVES[half])
+        if self.problem.dtype == "fp8" and library_linear_blocker(self.device, FP8) is None:
+            for name, form in HALVES[half].items():
+                if by_library := form.in_library():
+                    found[f"{name} library"] = by_library
+        return found
 
-    def stage(self, stage: StagePlan, layers: Sequence[str], library: bool = False) -> StagePlan:
-        """A stage with only some kinds of layers in 8 bits, perhaps by the library."""
+    def stage(self, stage: StagePlan, form: Form) -> StagePlan:
+        """A stage with the layers of a form in 8 bits, the others wide."""
         assert stage.formats is not None
+        weights = self.forward.weights
         blocks = tuple(
-            self.block(stage, number, block, layers, library)
-            for number, block in enumerate(stage.formats.blocks)
+            form.block(formats, weights.stages[stage.stage][number], self.fits_one_kernel(stage))
+            for number, formats in enumerate(stage.formats.blocks)
         )
         reduction = stage.formats.reduction
         if reduction is not None:
-            forms = self.forward.weights.mergings[stage.stage].reduction
-            reduction = _chosen("reduction", reduction, forms, layers, library)
+            merging = weights.mergings[stage.stage].reduction
+            reduction = form.layer("reduction", reduction, merging)
         return dataclasses.replace(stage, formats=StageFormats(blocks, reduction))
 
-    def block(
-        self,
-        stage: StagePlan,
-        number: int,
-        formats: BlockFormats,
-        layers: Sequence[str],
-        library: bool,
-    ) -> BlockFormats:
-        block = self.forward.weights.stages[stage.stage][number]
-        qkv, proj, fc1, fc2 = (
-            _chosen(kind, getattr(formats, kind), getattr(block, kind), layers, library)
-            for kind in ("qkv", "proj", "fc1", "fc2")
+    def fits_one_kernel(self, stage: StagePlan) -> bool:
+        """Whether one 8-bit kernel can hold the MLP of every block."""
+        config = self.problem.swin_config
+        ranges = self.calibration.layers
+        at = [f"layers.{stage.stage}.blocks.{block}.mlp" for block in range(stage.depth)]
+        return (
+            stage.qkv != "reference"
+            and quantized_mlp_blocker(stage.channels, config.hidden_dim(stage.stage)) is None
+            and not any(
+                why_not_one_kernel(config, ranges[f"{name}.fc1"], ranges[f"{name}.fc2"])
+                for name in at
+            )
         )
-        return BlockFormats(qkv, formats.attention if qkv.quantized else "wide", proj, fc1, fc2)
 
     def run(self) -> list[Row]:
         """One row for every stage and half."""
@@ -147,7 +140,7 @@ class HalfTimer:
         with torch.no_grad(), self.engine.own_numerics():
             self.compile()
             for stage in self.plan.stages:
-                for half in FORMS:
+                for half in HALVES:
                     if half != "merge" or stage.merge is not None:
                         rows.append(self.row(stage, half))
         return rows
@@ -157,20 +150,14 @@ class HalfTimer:
         generator = torch.Generator().manual_seed(stage.stage)
         shape = (self.problem.batch, H, W, stage.channels)
         x = torch.randn(shape, generator=generator).to(self.device, self.engine.dtype)
+        wanted = self.forms(half)
+        if not self.fits_one_kernel(stage):
+            wanted = {name: form for name, form in wanted.items() if not form.one_kernel}
         candidates = [
-            Candidate(form, self.call(x, self.stage(stage, layers), half), capturable=True)
-            for form, layers in FORMS[half].items()
+            Candidate(name, self.call(x, self.stage(stage, form), half), capturable=True)
+            for name, form in wanted.items()
         ]
-        if self.has_library:
-            candidates += [
-                Candidate(
-                    f"{form} library",
-                    self.call(x, self.stage(stage, layers, library=True), half),
-                    capturable=True,
-                )
-                for form, layers in FORMS[half].items()
-                if layers
-            ]
+        blocks = 1 if half == "merge" else stage.depth
         timings = measure(candidates, make_clock(self.device), seconds=self.seconds)
         return {
             "case": self.problem.model,
@@ -182,53 +169,52 @@ class HalfTimer:
             "half": half,
             "words": {name: getattr(stage, name) for name in ("qkv", "proj", "mlp", "merge")},
             "latency_us": {
-                form: t.message if isinstance(t, Failure) else round(1e3 * t.median_ms, 2)
+                form: t.message if isinstance(t, Failure) else round(1e3 * t.median_ms / blocks, 2)
                 for form, t in timings.items()
             },
         }
 
     def call(self, x: torch.Tensor, stage: StagePlan, half: str) -> Callable[[], object]:
-        """One half over a stream of its own, which grows by a bounded branch each time."""
+        """One half of every block over a stream of its own, which grows by bounded branches."""
         stream = x.clone()
-        block = self.forward.weights.stages[stage.stage][0]
-        if half == "attention":
-            return lambda: self.forward.attention_half(stream, block, stage, NO_OFFSETS)
-        if half == "mlp":
-            return lambda: self.forward.mlp_half(stream, block, stage, NO_OFFSETS)
-        return lambda: self.forward.merge(stream, stage.stage, stage, None)
+        if half == "merge":
+            return lambda: self.forward.merge(stream, stage.stage, stage, None)
+        run = self.forward.attention_half if half == "attention" else self.forward.mlp_half
+        blocks = self.forward.weights.stages[stage.stage]
+
+        def call() -> None:
+            for block in blocks:
+                run(stream, block, stage, NO_OFFSETS)
+
+        return call
 
 
 def speed_table(rows: Sequence[Row], plan: ModelPlan, card: str) -> dict[str, Any]:
     """What ``quant.SpeedTable`` reads: us of every layer, wide and in 8 bits.
 
-    A half's saving is split evenly over the layers that its form adds.
+    A half's saving is split evenly over the layers that its form adds; of forms with the same
+    layers the fastest counts.
     """
     layers: dict[str, list[float]] = {}
     for row in rows:
-        at, previous = f"layers.{row['stage']}", "wide"
-        for form, kinds in FORMS[row["half"]].items():
-            times = row["latency_us"]
-            added = [kind for kind in kinds if kind not in FORMS[row["half"]][previous]]
+        at, times = f"layers.{row['stage']}", row["latency_us"]
+        fastest: dict[tuple[str, ...], float] = {}
+        for name, form in HALVES[row["half"]].items():
+            if isinstance(us := times.get(name), float):
+                fastest[form.layers] = min(us, fastest.get(form.layers, us))
+        previous: tuple[str, ...] = ()
+        for kinds, us in list(fastest.items())[1:]:
+            added = [kind for kind in kinds if kind not in previous]
             for kind in added:
-                pair = [times[previous] / len(added), times[form] / len(added)]
+                pair = [fastest[previous] / len(added), us / len(added)]
                 if kind == "reduction":
                     layers[f"{at}.downsample.reduction"] = pair
                     continue
                 module = "mlp" if kind in ("fc1", "fc2") else "attn"
                 for block in range(plan.stages[row["stage"]].depth):
                     layers[f"{at}.blocks.{block}.{module}.{kind}"] = pair
-            previous = form
+            previous = kinds
     return {"card": card, "batch": rows[0]["batch"], "layers": layers}
-
-
-def _chosen(
-    kind: str, layer: LayerFormat, forms: Linear, layers: Sequence[str], library: bool
-) -> LayerFormat:
-    if kind not in layers:
-        return WIDE_LAYER
-    if library and isinstance(forms, LayerForms) and forms.has_library:
-        return LayerFormat("fp8", "cublaslt")
-    return layer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -25,7 +25,6 @@ from fastswin.bench.failures import describe
 from fastswin.ops.linear.config import (
     GemmConfig,
     OneShotConfig,
-    SlicedConfig,
     default_gemm_config,
     default_layer_norm_linear_config,
     default_one_shot_config,
@@ -76,6 +75,11 @@ class Layer:
     @property
     def accumulates(self) -> bool:
         return self.name in ("proj", "fc2")
+
+    @property
+    def parts(self) -> int:
+        """Products that a one-shot program makes side by side: one a neighbour, or the one."""
+        return 4 if self.name == "merge" else 1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -184,13 +188,11 @@ def _product(
 ) -> None:
     """One of our GEMMs, past the public function, which refuses tensors without data."""
     from fastswin.ops.linear.forward import layer_norm_linear_fwd, linear_fwd
-    from fastswin.ops.linear.one_shot import one_shot_linear_fwd, sliced_linear_fwd
+    from fastswin.ops.linear.one_shot import one_shot_linear_fwd
 
     config, pdl = form.config, form.pdl
     if isinstance(config, OneShotConfig):
         one_shot_linear_fwd(x, weight, bias, gelu, eps, offset, residual, out, config, pdl)
-    elif isinstance(config, SlicedConfig):
-        sliced_linear_fwd(x, weight, bias, gelu, residual, out, config, pdl)
     elif isinstance(config, GemmConfig):
         linear_fwd(x, weight, bias, gelu, residual, out, config, pdl)
     elif eps is not None:
@@ -219,58 +221,51 @@ def forms(layer: Layer, most: int, multiprocessors: int = 132) -> Iterator[Form]
     per_tile: Counter[tuple] = Counter()
     chosen = configs[:1]  # the heuristic's
     for config in ranked:
-        tile = type(config), config.block_m, config.block_n
+        tile = config.block_m, config.block_n
         per_tile[tile] += 1
         if per_tile[tile] <= 3 and config not in chosen and len(chosen) < most:
             chosen.append(config)
-    for config in chosen:
-        kind = "tiled" if layer.normalised and isinstance(config, SlicedConfig) else "fused"
-        yield Form(kind, config, True)
+    yield from (Form("fused", config, True) for config in chosen)
 
 
 def _tiles(layer: Layer, multiprocessors: int) -> Iterator[OneShotConfig]:
     M, N, K = layer.shape
     gather = layer.name == "merge"
-    if one_shot_blocker(K) is None:
-        yield default_one_shot_config(M, N, K, multiprocessors, gather)
-    if gather or K <= 512:
-        slice_counts = (4,) if gather else (1,)
-        for block_m, block_n in ((16, 32), (32, 32), (16, 64), (32, 64), (64, 32), (64, 64)):
-            programs = cdiv(M, block_m) * cdiv(N, block_n)
-            if block_m >= 2 * M or not 40 <= programs <= 4 * multiprocessors:
-                continue
-            for slices in slice_counts:
-                values = block_m * K + block_n * K // 2 + slices * block_m * block_n
-                for warps in (4, 8, 16):
-                    threads = 32 * warps
-                    room = threads * min(255, 65536 // threads)
-                    if warps < slices or not 0.15 * room <= values <= 1.0 * room:
-                        continue
-                    config = OneShotConfig(block_m, block_n, slices, warps)
-                    if one_shot_blocker(K, config) is None:
-                        yield config
+    if one_shot_blocker(K) is not None:
+        return
+    yield default_one_shot_config(M, N, K, multiprocessors, gather)
+    if not gather and K > 512:
+        return
+    for block_m, block_n in ((16, 32), (32, 32), (16, 64), (32, 64), (64, 32), (64, 64)):
+        programs = cdiv(M, block_m) * cdiv(N, block_n)
+        if block_m >= 2 * M or not 40 <= programs <= 4 * multiprocessors:
+            continue
+        values = block_m * K + block_n * K // 2 + layer.parts * block_m * block_n
+        for warps in (4, 8, 16):
+            threads = 32 * warps
+            room = threads * min(255, 65536 // threads)
+            if 0.15 * room <= values <= 1.0 * room:
+                yield OneShotConfig(block_m, block_n, warps)
 
 
-def predicted_us(layer: Layer, config: OneShotConfig | SlicedConfig, multiprocessors: int) -> float:
+def predicted_us(layer: Layer, config: OneShotConfig, multiprocessors: int) -> float:
     """A launch in a programmatic chain, counted before it was measured.
 
     1.3 us for release, store and drain; 0.5 for the first bytes from L2; x after the wait at
     60 bytes/ns a multiprocessor, and where programs come in waves the weights of later ones too;
     33 cycles at 1.755 GHz a tensor-core step of the longest chain; 0.3 for statistics, 0.15 for
-    the sum over slices.
+    the sum over neighbours.
     """
     M, N, K = layer.shape
     programs = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     waves = cdiv(programs, multiprocessors)
     loaded = 2 * K * (waves * config.block_m + (waves - 1) * config.block_n)
-    if isinstance(config, SlicedConfig):  # weights come from L2, after the wait
-        loaded = 2 * K * waves * (config.block_m + config.block_n)
-    warps_on_tile = max(1, config.num_warps // config.slices)
+    warps_on_tile = max(1, config.num_warps // layer.parts)
     tiles = cdiv(config.block_m * config.block_n, 16 * 8 * warps_on_tile)
     # one chain of K steps for every accumulator; 4 of them hide each other's latency
-    steps = K / 16 / config.slices * max(1.0, tiles / 4)
-    inside = 0.3 if layer.normalised and isinstance(config, OneShotConfig) else 0.0
-    summed = 0.15 if config.slices > 1 else 0.0
+    steps = K / 16 / layer.parts * max(1.0, tiles / 4)
+    inside = 0.3 if layer.normalised else 0.0
+    summed = 0.15 if layer.parts > 1 else 0.0
     return 1.8 + loaded / 60e3 + steps * 33 / 1755 + inside + summed
 
 

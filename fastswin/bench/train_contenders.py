@@ -79,6 +79,12 @@ class Trainee:
         self.scaler.update()
         return loss.detach()
 
+    def restart(self) -> None:
+        """Forget what optimizer and scaler have learnt; the weights stay."""
+        self.optimizer.state.clear()
+        kind = next(self.model.parameters()).device.type
+        self.scaler = torch.amp.GradScaler(kind, enabled=self.scaler.is_enabled())
+
     def gradients(self, images: torch.Tensor, labels: torch.Tensor) -> dict[str, torch.Tensor]:
         """Gradient of every parameter without dropout and drop path; leaves the model as it was."""
         self.model.eval()

@@ -2,16 +2,20 @@
 
     efficiency = images per second on n GPUs / (n * images per second on one)
 
-The program starts ``torch.distributed.run`` once per number of GPUs; each of its processes is this
-module again with ``--worker``. Batch is per GPU. Between samples all processes meet, so that a
-sample is the time of the slowest.
+``torch.distributed.run`` starts as many processes as the largest number asks for; each is this
+module again with ``--worker``, builds (and captures) the model once and takes part in the numbers
+that it belongs to, one after another. A single GPU trains without DDP, as one would. Batch is per
+GPU. Between samples the processes meet, so that a sample is the time of the slowest; before any,
+their parameters must be equal after steps on different images, or gradients were not summed.
 """
 
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import nn
 
 from fastswin.bench.problems import Problem, parse_batches, seeded_images
@@ -37,46 +42,137 @@ from fastswin.bench.record import (
 from fastswin.bench.source import build_source
 from fastswin.bench.suites import choose_device, clock_precision, measure_device
 from fastswin.bench.timing import summarise
-from fastswin.bench.train_contenders import build_trainee
+from fastswin.bench.train_contenders import Trainee, build_trainee
+from fastswin.data.atomic import write_text
 
 SUITE = "scaling"
 WARMUP_STEPS, STEPS_PER_SAMPLE = 10, 5
 
+#: Time that the launcher has to end its processes before it is killed.
+STOP_S = 10.0
 
-def worker(problem: Problem, variant: str, seconds: float, device: torch.device) -> Record | None:
-    """Train in this process of a group that is initialised; the record on rank 0."""
-    world, rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+
+def worker(
+    problem: Problem,
+    variant: str,
+    gpus: Sequence[int],
+    seconds: float,
+    device: torch.device,
+    report: Callable[[list[Record]], None] = lambda records: None,
+) -> list[Record]:
+    """Train in this process of a group that is initialised.
+
+    Args:
+        problem: model, dtype and batch per GPU.
+        variant: of :data:`~fastswin.bench.train_contenders.VARIANTS`.
+        gpus: numbers of processes to train on, each at most the group's size.
+        seconds: of samples for each number.
+        device: this process's.
+        report: receives what is known after each number, on rank 0.
+
+    Returns:
+        A record for each number, on rank 0; empty elsewhere.
+
+    Raises:
+        RuntimeError: the processes' parameters differ after the warm-up.
+    """
+    rank = dist.get_rank()
     images = seeded_images(problem, problem.batch, device, seed=rank).float()
-    trainee = build_trainee(variant, build_source(problem), problem.dtype, device, images)
-    ids = [device.index] if device.type == "cuda" else None
-    module = trainee.forward if isinstance(trainee.forward, nn.Module) else trainee.model
-    ddp = nn.parallel.DistributedDataParallel(module, device_ids=ids, gradient_as_bucket_view=True)
-    trainee.forward = ddp
     labels = torch.arange(problem.batch, device=device) % problem.swin_config.num_classes
-    for _ in range(WARMUP_STEPS if device.type == "cuda" else 1):
+    # captured before the first collective, whose watchdog asks the GPU from another thread
+    trainee = build_trainee(variant, build_source(problem), problem.dtype, device, images)
+    own = trainee.forward if isinstance(trainee.forward, nn.Module) else trainee.model
+    records: list[Record] = []
+    for count in sorted(set(gpus)):
+        group = _Group(count, device)
+        if rank < count:
+            trainee.forward = group.parallel(own)
+            samples = _samples(trainee, images, labels, group, seconds)
+            if rank == 0:
+                records.append(_record(problem, variant, count, samples))
+                report(records)
+            trainee.forward = own
+            gc.collect()  # DDP's hooks on the parameters go with it
+        dist.barrier(device_ids=_ids(device))
+    return records
+
+
+class _Group:
+    """The first ``count`` processes; made by all of them."""
+
+    def __init__(self, count: int, device: torch.device) -> None:
+        self.count, self.device = count, device
+        self.group: Any = dist.new_group(list(range(count)))
+
+    def parallel(self, module: nn.Module) -> nn.Module:
+        if self.count == 1:
+            return module
+        return nn.parallel.DistributedDataParallel(
+            module, device_ids=_ids(self.device), process_group=self.group,
+            gradient_as_bucket_view=True,
+        )  # fmt: skip
+
+    def meet(self) -> None:
+        if self.device.type == "cuda":
+            torch.cuda.synchronize()
+        if self.count > 1:
+            dist.barrier(self.group, device_ids=_ids(self.device))
+
+    def agrees_to_go_on(self, mine: bool) -> bool:
+        """Rank 0's answer, in every process."""
+        answer = torch.tensor(float(mine), device=self.device)
+        if self.count > 1:
+            dist.broadcast(answer, 0, self.group)
+        return bool(answer)
+
+    def same(self, tensors: Sequence[torch.Tensor]) -> bool:
+        """Whether every process has these tensors, by their fp64 sums and sums of squares."""
+        exact = [t.detach().double() for t in tensors]
+        sums = torch.stack([s for t in exact for s in (t.sum(), t.square().sum())])
+        low, high = sums.clone(), sums.clone()
+        if self.count > 1:
+            dist.all_reduce(low, dist.ReduceOp.MIN, self.group)
+            dist.all_reduce(high, dist.ReduceOp.MAX, self.group)
+        return torch.equal(low, high)
+
+
+def _ids(device: torch.device) -> list[int] | None:
+    return [device.index] if device.type == "cuda" else None
+
+
+def _samples(
+    trainee: Trainee, images: torch.Tensor, labels: torch.Tensor, group: _Group, seconds: float
+) -> list[float]:
+    """Milliseconds a step, each over :data:`STEPS_PER_SAMPLE` steps."""
+    trainee.restart()  # a rank that took part in smaller groups has averages that others have not
+    for _ in range(WARMUP_STEPS if images.is_cuda else 1):
         trainee.step(images, labels)
+    if not group.same(list(trainee.model.parameters())):
+        raise RuntimeError(
+            f"parameters of {group.count} processes differ after the warm-up: gradients were not "
+            "summed over them"
+        )
     samples: list[float] = []
     began = time.perf_counter()
-    go_on = torch.ones((), device=device)
-    while bool(go_on):
-        torch.distributed.barrier(device_ids=ids)
+    go_on = True
+    while go_on:
+        group.meet()
         start = time.perf_counter()
         for _ in range(STEPS_PER_SAMPLE):
             trainee.step(images, labels)
-        if device.type == "cuda":
-            torch.cuda.synchronize()
-        torch.distributed.barrier(device_ids=ids)
+        group.meet()
         samples.append((time.perf_counter() - start) / STEPS_PER_SAMPLE * 1e3)
-        go_on.fill_(float(time.perf_counter() - began < seconds))
-        torch.distributed.broadcast(go_on, 0)
-    if rank:
-        return None
+        go_on = group.agrees_to_go_on(time.perf_counter() - began < seconds)
+    return samples
+
+
+def _record(problem: Problem, variant: str, count: int, samples: list[float]) -> Record:
     timing = summarise(samples, None, False, STEPS_PER_SAMPLE)
     return {
         "case": problem.model, "dtype": problem.dtype, "batch": problem.batch,
-        "variant": f"{variant}-{world}gpu", "direction": "step", "median_ms": timing.median_ms,
-        "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "count": timing.count, "gpus": world,
-        "images_per_s": world * problem.batch / timing.median_ms * 1e3,
+        "variant": f"{variant}-{count}gpu", "direction": "step", "median_ms": timing.median_ms,
+        "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "count": timing.count, "gpus": count,
+        "images_per_s": count * problem.batch / timing.median_ms * 1e3,
     }  # fmt: skip
 
 
@@ -98,7 +194,7 @@ def run(
     limit_s: float = 300.0,
     progress: Callable[[str], None] = lambda line: None,
 ) -> tuple[Document, list[str]]:
-    """Measure each number of GPUs in its own group of processes.
+    """Measure each number of GPUs, all in one group of processes.
 
     Args:
         problem: model, dtype and batch per GPU.
@@ -106,7 +202,7 @@ def run(
         variant: of :data:`~fastswin.bench.train_contenders.VARIANTS`.
         out: root of the results.
         seconds: of samples for each number.
-        limit_s: after which one group is stopped.
+        limit_s: after which the group is stopped; what it has measured counts.
         progress: receives readable lines.
 
     Returns:
@@ -115,6 +211,7 @@ def run(
     Raises:
         ValueError: a number of GPUs that the machine does not have.
     """
+    began = time.monotonic()
     found = torch.cuda.device_count()
     if found and max(gpus) > found:
         raise ValueError(f"gpus must be at most {found}, which this machine has, got {max(gpus)}")
@@ -123,36 +220,50 @@ def run(
     info = make_run_info(
         SUITE, target, ceilings.copy_tbs, ceilings.gemm_tflops[clock_precision(target)]
     )
-    records: list[Record] = []
-    for count in sorted(set(gpus)):
-        progress(f"{problem} {variant}: {count} processes")
-        with tempfile.TemporaryDirectory() as scratch:
-            answer = Path(scratch, "record.json")
-            command = launch_command(problem, count, variant, seconds, answer)
-            try:
-                done = subprocess.run(
-                    command, capture_output=True, text=True, timeout=limit_s, check=False
-                )
-            except subprocess.TimeoutExpired:
-                lines.append(f"{count} GPUs: not done after {limit_s:g} s")
-                continue
-            if done.returncode or not answer.exists():
-                last = (done.stderr.strip().splitlines() or ["no output"])[-1]
-                lines.append(f"{count} GPUs: failed: {last}")
-                continue
-            records.append(json.loads(answer.read_text(encoding="utf-8")))
+    progress(f"{problem} {variant}: {max(gpus)} processes")
+    with tempfile.TemporaryDirectory() as scratch:
+        answer = Path(scratch, "records.json")
+        command = launch_command(problem, gpus, variant, seconds, answer)
+        failure = run_group(command, limit_s - (time.monotonic() - began))
+        records = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else []
+    done = {record["gpus"] for record in records}
+    lines += [f"{n} GPUs: {failure or 'no record'}" for n in sorted(set(gpus)) if n not in done]
     records = [stamp(info, record) for record in with_efficiency(records)]
     save_records(result_path(Path(out), info), info, records)
     return make_document(info, records), lines
 
 
+def run_group(command: Sequence[str], limit_s: float) -> str | None:
+    """Run a launcher with this process's environment; None, or why it did not end well.
+
+    NCCL's switches (``NCCL_NVLS_ENABLE`` and the like) reach the processes as they are set here.
+    """
+    with subprocess.Popen(
+        command, env=os.environ.copy(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+    ) as launcher:
+        try:
+            said, _ = launcher.communicate(timeout=max(1.0, limit_s))
+        except subprocess.TimeoutExpired:
+            launcher.send_signal(signal.SIGTERM)  # it ends its processes, which kill would orphan
+            try:
+                launcher.communicate(timeout=STOP_S)
+            except subprocess.TimeoutExpired:
+                launcher.kill()
+            return f"not done after {limit_s:.0f} s"
+    if launcher.returncode == 0:
+        return None
+    errors = [line.strip() for line in said.splitlines() if "Error: " in line]
+    return f"failed: {(errors or said.strip().splitlines()[-1:] or ['no output'])[0]}"
+
+
 def launch_command(
-    problem: Problem, count: int, variant: str, seconds: float, answer: Path
+    problem: Problem, gpus: Sequence[int], variant: str, seconds: float, answer: Path
 ) -> list[str]:
-    """The command line of one group of ``count`` processes."""
+    """The command line of the group that measures all numbers of ``gpus``."""
     return [
         sys.executable, "-m", "torch.distributed.run", "--standalone",
-        f"--nproc-per-node={count}", "-m", "fastswin.bench.train_scaling", "--worker", str(answer),
+        f"--nproc-per-node={max(gpus)}", "-m", "fastswin.bench.train_scaling",
+        "--worker", str(answer), "--gpus", ",".join(map(str, gpus)),
         "--model", problem.model, "--dtype", problem.dtype, "--batch", str(problem.batch),
         "--variant", variant, "--seconds", str(seconds),
     ]  # fmt: skip
@@ -164,14 +275,15 @@ def _run_worker(options: argparse.Namespace) -> int:
     if on_gpu:
         device = torch.device("cuda", int(os.environ["LOCAL_RANK"]))
         torch.cuda.set_device(device)
-    torch.distributed.init_process_group("nccl" if on_gpu else "gloo")
+    dist.init_process_group("nccl" if on_gpu else "gloo")
     try:
-        problem = Problem(options.model, options.dtype, options.batch)
-        record: Any = worker(problem, options.variant, options.seconds, device)
-        if record is not None:
-            options.worker.write_text(json.dumps(record), encoding="utf-8")
+        worker(
+            Problem(options.model, options.dtype, options.batch), options.variant,
+            parse_batches(options.gpus, "gpus"), options.seconds, device,
+            lambda records: write_text(options.worker, json.dumps(records)),
+        )  # fmt: skip
     finally:
-        torch.distributed.destroy_process_group()
+        dist.destroy_process_group()
     return 0
 
 
@@ -184,7 +296,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--variant", default="fastswin")
     parser.add_argument("--gpus", default="1,2,4", help="comma-separated numbers")
     parser.add_argument("--seconds", type=float, default=5.0)
-    parser.add_argument("--limit-s", type=float, default=300.0, help="per number of GPUs")
+    parser.add_argument("--limit-s", type=float, default=300.0, help="for all numbers together")
     parser.add_argument("--out", type=Path, default=DEFAULT_ROOT)
     parser.add_argument("--worker", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)

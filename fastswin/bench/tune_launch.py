@@ -16,7 +16,7 @@ import torch.nn.functional as F
 
 from fastswin import ops
 from fastswin.bench.problems import PRECISIONS
-from fastswin.ops.linear.config import OneShotConfig, SlicedConfig
+from fastswin.ops.linear.config import OneShotConfig
 from fastswin.ops.window_attention.packing import LOG2_E, pack_bias, pack_head_scale
 from fastswin.ops.window_attention.reference import window_attention_ref
 from fastswin.tuning.problem import KernelProblem, LaunchConfig
@@ -126,14 +126,12 @@ def launch(
     gelu = "gelu" if d.get("gelu") else None
     if op == "linear":
         from fastswin.ops.linear.forward import linear_fwd
-        from fastswin.ops.linear.one_shot import one_shot_linear_fwd, sliced_linear_fwd
+        from fastswin.ops.linear.one_shot import one_shot_linear_fwd
 
         operands = (i["x"], i["weight"], i["bias"], gelu)
         if isinstance(config, OneShotConfig):
             return one_shot_linear_fwd(*operands, None, None, i["residual"], out, config)
-        if isinstance(config, SlicedConfig):
-            return sliced_linear_fwd(*operands, i["residual"], out, config)
-        return linear_fwd(i["x"], i["weight"], i["bias"], gelu, i["residual"], out, config)  # type: ignore[arg-type]
+        return linear_fwd(*operands, i["residual"], out, config)  # type: ignore[arg-type]
     if op == "layer_norm_linear":
         from fastswin.ops.linear.forward import layer_norm_linear_fwd
         from fastswin.ops.linear.one_shot import one_shot_linear_fwd

@@ -19,11 +19,13 @@ from typing import Any
 import torch
 from torch.overrides import TorchFunctionMode
 
+from fastswin._triton.device import multiprocessor_count
 from fastswin._triton.tiles import cdiv
 from fastswin.engine import operators
 from fastswin.engine.forward import BoundPlan, Forward
 from fastswin.engine.prepare import PreparedBlock
 from fastswin.engine.quantized.prepare import LayerForms
+from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,20 +75,25 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 #: Operators whose result has the shape of their first argument.
 _SAME_SHAPE = (
     operators.layer_norm, operators.layer_norm_per_token, operators.mlp, operators.quantize,
-    operators.quantize_per_token,
+    operators.quantize_per_token, operators.quantized_mlp, operators.packed_attention_half,
+    operators.packed_heads_attention,
 )  # fmt: skip
 
 #: Layer of an operator whose weight does not say it.
 _LAYERS = {
     "packed_window_attention": "attention",
+    "packed_attention_half": "attention",
+    "packed_heads_attention": "attention",
     "window_attention_ref": "attention",
     "quantized_window_attention_ref": "attention",
     "layer_norm_per_token": "norm",
     "quantize": "quantize",
     "quantize_per_token": "quantize",
     "add": "add",
+    "add_split_k": "norm",
     "layer_norm": "norm",
     "mlp": "mlp",
+    "quantized_mlp": "mlp",
     "gather_neighbours": "merge",
     "merge_neighbours": "merge",
     "norm_pool_head": "head",
@@ -94,6 +101,16 @@ _LAYERS = {
     "norm_pool": "pool",
     "iadd": "add",
 }
+
+
+#: Operators that read the weights of several layers.
+_SEVERAL_LAYERS = ("mlp", "quantized_mlp", "packed_attention_half", "packed_heads_attention")
+
+#: Operators without ``impl=``: kernels in any case.
+_ALWAYS_KERNELS = (
+    operators.packed_window_attention, operators.packed_attention_half,
+    operators.packed_heads_attention,
+)  # fmt: skip
 
 
 def record_calls(
@@ -114,10 +131,12 @@ def record_calls(
         x = noted.embed(images, bound.plan)
         for index, stage in enumerate(bound.plan.stages):
             blocks = forward.weights.stages[index]
+            unjoined = None
             for block, offsets in zip(blocks, bound.offsets[index], strict=True):
                 recorder.enter(index, _weights_of(block))
-                noted.attention_half(x, block, stage, offsets)
-                noted.mlp_half(x, block, stage, offsets)
+                noted.attention_half(x, block, stage, offsets, unjoined)
+                unjoined = noted.mlp_half(x, block, stage, offsets)
+            noted.join(x, unjoined, stage)
             if stage.merge is not None:
                 recorder.enter(index, {}, default="merge")
                 x = noted.merge(x, index, stage, bound.stage_end[index])
@@ -180,6 +199,8 @@ class _Recorder(TorchFunctionMode):
                 result = function(*args, **kwargs)
             elif kwargs.get("out") is not None:
                 result = kwargs["out"]
+            elif function is operators.add_split_k and kwargs.get("norm") != "pre":
+                result = None
             else:
                 result = _empty_result(function, args, kwargs)
         finally:
@@ -191,9 +212,11 @@ class _Recorder(TorchFunctionMode):
         name = function.__name__.strip("_")
         pointers = [a.data_ptr() for a in args if isinstance(a, torch.Tensor)]
         layer = next((self._weights[p] for p in pointers if p in self._weights), None)
-        if name == "mlp" or layer is None:
+        if name in _SEVERAL_LAYERS or layer is None:
             layer = _LAYERS.get(name) or self._default or name
         first = result[0] if isinstance(result, tuple) else result
+        if first is None:  # added in place
+            first = args[1]
         call = Call(self._stage, layer, function, args, kwargs, first)
         key = call.stage, call.layer, call.signature
         self._calls.setdefault(key, call)
@@ -208,10 +231,23 @@ def _empty_result(
     dtype = kwargs.get("out_dtype") or kwargs.get("dtype") or x.dtype
     if function in (operators.quantize, operators.quantize_per_token):
         dtype = args[-1]
+    if function is operators.add_split_k:
+        dtype = args[1].dtype
+    if function is operators.split_k_linear:
+        config = kwargs.get("config") or _split_k_heuristic(x, args[1])
+        return x.new_empty((config.splits, *x.shape[:-1], args[1].shape[0]), dtype=torch.float32)
     result = x.new_empty(_shape_of(function, args), dtype=dtype)
     if function in (operators.layer_norm_per_token, operators.quantize_per_token):
         return result, x.new_empty(x.shape[:-1], dtype=torch.float32)
     return result
+
+
+def _split_k_heuristic(x: torch.Tensor, weight: torch.Tensor) -> SplitKConfig:
+    """The cut that ``ops.split_k_linear`` takes by itself."""
+    N, K = weight.shape
+    found = default_split_k_config(x.numel() // K, N, K, multiprocessor_count(x.device))
+    assert found is not None  # planned only where K can be cut
+    return found
 
 
 def _shape_of(function: Callable[..., torch.Tensor], args: tuple) -> tuple[int, ...]:
@@ -234,6 +270,8 @@ def _shape_of(function: Callable[..., torch.Tensor], args: tuple) -> tuple[int, 
     if function is operators.patch_embed:
         C, _, patch, _ = args[1].shape
         return x.shape[0], cdiv(x.shape[2], patch), cdiv(x.shape[3], patch), C
+    if function is operators.add_split_k:
+        return tuple(args[1].shape)
     if function in _SAME_SHAPE:
         return tuple(x.shape)
     raise NotImplementedError(f"calls.py does not know the shape of {function.__name__}'s result")
@@ -262,4 +300,4 @@ def _describe(value: Any) -> Hashable:
 
 def launches_kernel(function: Callable[..., torch.Tensor], kwargs: dict[str, Any]) -> bool:
     """Whether an operator's call launches a kernel of fastswin."""
-    return function is operators.packed_window_attention or kwargs.get("impl") == "triton"
+    return function in _ALWAYS_KERNELS or kwargs.get("impl") == "triton"

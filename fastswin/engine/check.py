@@ -41,7 +41,7 @@ def check_finite(forward: Forward, images: torch.Tensor, bound: BoundPlan) -> li
             offsets = bound.offsets[index][number]
             forward.attention_half(x, block, stage, offsets)
             _record(ranges, x, forward, stage=index, block=number, half="attention")
-            forward.mlp_half(x, block, stage, offsets)
+            forward.join(x, forward.mlp_half(x, block, stage, offsets), stage)
             _record(ranges, x, forward, stage=index, block=number, half="mlp")
         if stage.merge is not None:
             x = forward.merge(x, index, stage, bound.stage_end[index])

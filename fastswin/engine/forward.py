@@ -22,16 +22,35 @@ from fastswin.engine.plan import ModelPlan, StagePlan
 from fastswin.engine.precision import Precision
 from fastswin.engine.prepare import Linear, Norm, PreparedBlock, PreparedModel
 from fastswin.models.config import SwinConfig
+from fastswin.ops.attention_half.packing import pack_projection
 
 Offset = torch.Tensor | None
 
 
 @dataclasses.dataclass(frozen=True)
 class BlockOffsets:
-    """Pending biases ``[C]`` that the two readers of one block add; None where there are none."""
+    """Pending biases ``[C]`` that the two readers of one block add; None where there are none.
+
+    ``qkv_vectors`` are what a fused attention of heads adds behind its projections
+    (ops/attention_half/packing.py); None without it.
+    """
 
     norm1: Offset
     norm2: Offset
+    qkv_vectors: torch.Tensor | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Unjoined:
+    """fc2's product that the stream lacks until the next reader adds it (ops/split_k).
+
+    Attributes:
+        partials: ``[splits, B, H, W, C]`` fp32.
+        bias: ``[C]`` of the product, or None.
+    """
+
+    partials: torch.Tensor
+    bias: torch.Tensor | None
 
 
 @dataclasses.dataclass
@@ -55,13 +74,13 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
     """
     offsets, ends = [], []
     for stage, blocks in zip(plan.stages, weights.stages, strict=True):
-        key = (stage.stage, stage.proj, stage.mlp, stage.formats)
+        key = (stage.stage, stage.attention, stage.proj, stage.mlp, stage.formats)
         if key not in weights.offsets:
             weights.offsets[key] = _pending_biases(stage, blocks)
         rows, end = weights.offsets[key]
         offsets.append(rows)
         ends.append(end)
-        if stage.attention == "triton":
+        if stage.attention in ("triton", "fused"):
             for block in blocks:
                 block.bias_table(stage.shift_size if block.shifted else (0, 0), precision.dtype)
     return BoundPlan(plan, tuple(offsets), tuple(ends))
@@ -75,10 +94,14 @@ def _pending_biases(
     rows = []
     for number, block in enumerate(blocks):
         proj, mlp = stage.endings(number)
-        norm1 = pending
-        if _defers_bias(proj, block):
+        norm1, vectors = pending, None
+        if proj == "inside":  # adds the offset to the residual it writes back
+            pending = None
+        elif _defers_bias(proj, block):
             pending = _add(pending, block.proj.bias)
-        rows.append(BlockOffsets(norm1, pending))
+        if stage.attention == "fused" and proj != "inside":
+            vectors = pack_projection(block.qkv.weight, block.qkv.bias, norm1)
+        rows.append(BlockOffsets(norm1, pending, vectors))
         if mlp == "fused":  # adds the offset to the residual it writes back
             pending = None
         elif _defers_bias(mlp, block):
@@ -137,6 +160,10 @@ class Forward:
         )  # fmt: skip
         if head is None:
             return pooled
+        if bound.plan.head == "tiled":
+            return self.ops.linear(
+                pooled, head.weight, head.bias, impl="triton", pdl=bound.plan.pdl
+            )
         return F.linear(pooled, head.weight, head.library_bias)
 
     def features(self, images: torch.Tensor, bound: BoundPlan) -> list[torch.Tensor]:
@@ -152,11 +179,13 @@ class Forward:
         x = self.embed(images, bound.plan)
         outputs = []
         for index, stage in enumerate(bound.plan.stages):
+            unjoined = None
             for block, offsets in zip(
                 self.weights.stages[index], bound.offsets[index], strict=True
             ):
-                self.attention_half(x, block, stage, offsets)
-                self.mlp_half(x, block, stage, offsets)
+                self.attention_half(x, block, stage, offsets, unjoined)
+                unjoined = self.mlp_half(x, block, stage, offsets)
+            self.join(x, unjoined, stage)
             outputs.append(x)
             if stage.merge is not None:
                 x = self.merge(x, index, stage, bound.stage_end[index])
@@ -193,25 +222,68 @@ class Forward:
         return position.to(self.precision.dtype)
 
     def attention_half(
-        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offsets: BlockOffsets
+        self,
+        x: torch.Tensor,
+        block: PreparedBlock,
+        stage: StagePlan,
+        offsets: BlockOffsets,
+        unjoined: Unjoined | None = None,
     ) -> None:
-        """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place."""
-        qkv = self.project_qkv(x, block, stage, offsets.norm1)
+        """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place.
+
+        ``unjoined`` is what the block before has left, added to the stream on the way.
+        """
+        if stage.attention == "fused":
+            self.join(x, unjoined, stage)
+            self.fused_attention_half(x, block, stage, offsets)
+            return
+        qkv = self.project_qkv(x, block, stage, offsets.norm1, unjoined)
         self.project_back(x, self.attention(qkv, block, stage), block, stage)
 
+    def fused_attention_half(
+        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offsets: BlockOffsets
+    ) -> None:
+        """:meth:`attention_half` as one kernel, or as one and proj."""
+        shift = stage.shift_size if block.shifted else (0, 0)
+        table = block.bias_table(shift, self.precision.dtype)
+        geometry = (block.scale, stage.num_heads, stage.window_size, shift)
+        norm, config = block.norm1, stage.launch.get("attention")
+        if stage.proj == "inside":
+            self.ops.packed_attention_half(
+                x, block.qkv.weight, block.qkv.bias, offsets.norm1, table, block.head_scale,
+                block.pad_qkv, block.proj.weight, block.proj.bias,
+                None if norm is None else norm.weight, None if norm is None else norm.bias,
+                *geometry, self.eps, norm is None, config, out=x, pdl=stage.pdl,
+            )  # fmt: skip
+            return
+        attended = self.ops.packed_heads_attention(
+            x, block.qkv.weight, offsets.qkv_vectors, offsets.norm1, table, block.head_scale,
+            block.pad_qkv, *geometry, self.eps if norm is None else None, config, pdl=stage.pdl,
+        )  # fmt: skip
+        self.project_back(x, attended, block, stage)
+
     def project_qkv(
-        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offset: Offset
+        self,
+        x: torch.Tensor,
+        block: PreparedBlock,
+        stage: StagePlan,
+        offset: Offset,
+        unjoined: Unjoined | None = None,
     ) -> torch.Tensor:
         """``[B, H, W, C]`` to q, k, v ``[B, H, W, 3C]``, normalised first in V1."""
         impl = _impl(stage.qkv)
         tiles = stage.launch.get("qkv")
         if stage.qkv == "fused":
+            self.join(x, unjoined, stage)
             return self.ops.linear(
                 x, block.qkv.weight, block.qkv.bias, layer_norm_eps=self.eps, offset=offset,
                 impl="triton", config=tiles, pdl=stage.pdl,
             )  # fmt: skip
         h = x
-        if block.norm1 is None:
+        if unjoined is not None:
+            assert offset is None  # the product before had room for its bias
+            h = self.join(x, unjoined, stage, norm="pre")
+        elif block.norm1 is None:
             h = self.ops.layer_norm(x, eps=self.eps, offset=offset, impl=impl, pdl=stage.pdl)
         if stage.qkv == "tiled":
             return self.ops.linear(
@@ -224,7 +296,13 @@ class Forward:
     ) -> None:
         """Attention's output ``[B, H, W, C]`` through proj onto the stream, in place."""
         if block.norm1 is not None:
-            branch = F.linear(attended, block.proj.weight, block.proj.library_bias)
+            if stage.proj == "fused":
+                branch = self.ops.linear(
+                    attended, block.proj.weight, block.proj.bias, impl="triton",
+                    config=stage.launch.get("proj"), pdl=stage.pdl,
+                )  # fmt: skip
+            else:
+                branch = F.linear(attended, block.proj.weight, block.proj.library_bias)
             self._add_normed(x, branch, block.norm1, _impl(stage.qkv), stage.pdl)
         elif stage.proj == "fused":
             self.ops.linear(
@@ -251,8 +329,12 @@ class Forward:
 
     def mlp_half(
         self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offsets: BlockOffsets
-    ) -> None:
-        """``x += mlp(norm2(x))`` (V1) or ``x += norm2(mlp(x))`` (V2), in place."""
+    ) -> Unjoined | None:
+        """``x += mlp(norm2(x))`` (V1) or ``x += norm2(mlp(x))`` (V2), in place.
+
+        Returns:
+            What the stream lacks, for :meth:`attention_half` or :meth:`join`; mostly None.
+        """
         fc1, fc2, norm = block.fc1, block.fc2, block.norm2
         if stage.mlp == "fused":
             assert fc1.bias is not None  # Mlp always has both
@@ -264,15 +346,39 @@ class Forward:
                 offset=offsets.norm2, eps=self.eps, out=x, impl="triton",
                 config=stage.launch.get("mlp"), pdl=stage.pdl,
             )  # fmt: skip
-            return
+            return None
         h = self.hidden(x, block, stage, offsets.norm2)
         if stage.mlp == "split":
             self.ops.linear(
                 h, fc2.weight, fc2.bias, residual=x, out=x, impl="triton",
                 config=stage.launch.get("fc2"), pdl=stage.pdl,
             )  # fmt: skip
-            return
+            return None
+        if stage.mlp == "split-k":
+            partials = self.ops.split_k_linear(
+                h, fc2.weight, impl="triton", config=stage.launch.get("fc2"), pdl=stage.pdl
+            )
+            if norm is None:
+                return Unjoined(partials, fc2.bias)
+            self.ops.add_split_k(
+                partials, x, fc2.bias, norm="post", norm_weight=norm.weight, norm_bias=norm.bias,
+                eps=self.eps, impl="triton", pdl=stage.pdl,
+            )  # fmt: skip
+            return None
         self.shrink(x, h, block, stage.mlp, pdl=stage.pdl)
+        return None
+
+    def join(
+        self, x: torch.Tensor, unjoined: Unjoined | None, stage: StagePlan, norm: str = "none"
+    ) -> torch.Tensor:
+        """Add what the stream lacks, in place; the stream, or with "pre" its LayerNorm."""
+        if unjoined is None:
+            return x
+        normed = self.ops.add_split_k(
+            unjoined.partials, x, unjoined.bias, norm=norm, eps=self.eps, impl="triton",
+            pdl=stage.pdl,
+        )  # fmt: skip
+        return x if normed is None else normed
 
     def hidden(
         self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offset: Offset
@@ -290,7 +396,7 @@ class Forward:
             h = self.ops.layer_norm(
                 x, eps=self.eps, offset=offset, impl=_impl(stage.mlp), pdl=stage.pdl
             )
-        if self.precision.half and stage.mlp in ("library", "fused"):
+        if self.precision.half and stage.mlp in ("library", "fused", "split-k"):
             return self.ops.linear(
                 h, fc1.weight, fc1.bias, activation="gelu", impl="triton", config=tiles,
                 pdl=stage.pdl,

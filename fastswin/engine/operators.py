@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 
 from fastswin.ops import (
+    add_split_k,
     gather_neighbours,
     layer_norm,
     layer_norm_per_token,
@@ -21,13 +22,17 @@ from fastswin.ops import (
     quantize,
     quantize_per_token,
     quantized_linear,
+    quantized_mlp,
+    split_k_linear,
 )
+from fastswin.ops.attention_half.config import HeadGroupConfig, WholeWindowConfig
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 from fastswin.ops.window_attention.quantized import quantized_window_attention_ref
 from fastswin.ops.window_attention.reference import window_attention_ref
 from fastswin.ops.window_attention.register import window_attention_fwd
 
 __all__ = [
+    "add_split_k",
     "gather_neighbours",
     "layer_norm",
     "layer_norm_per_token",
@@ -37,12 +42,16 @@ __all__ = [
     "mlp",
     "norm_pool",
     "norm_pool_head",
+    "packed_attention_half",
+    "packed_heads_attention",
     "packed_window_attention",
     "patch_embed",
     "quantize",
     "quantize_per_token",
     "quantized_linear",
+    "quantized_mlp",
     "quantized_window_attention_ref",
+    "split_k_linear",
     "window_attention_ref",
 ]
 
@@ -93,3 +102,74 @@ def packed_window_attention(
             out_dtype=out_dtype, pdl=pdl,
         )  # fmt: skip
     return forward.window_attention_fwd(*arguments, config=config, pdl=pdl)
+
+
+def packed_heads_attention(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    vectors: torch.Tensor,
+    offset: torch.Tensor | None,
+    bias: torch.Tensor,
+    head_scale: torch.Tensor | None,
+    pad_qkv: torch.Tensor | None,
+    scale: float,
+    num_heads: int,
+    window_size: Pair,
+    shift_size: Pair,
+    eps: float | None,
+    config: HeadGroupConfig | None = None,
+    *,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """LayerNorm, qkv and window attention ``[B, H, W, C] -> [B, H, W, C]`` in one kernel.
+
+    Args:
+        x, offset, scale, num_heads, window_size, shift_size: as ``ops.attention_half`` has them.
+        weight: qkv's, ``vectors`` packed with it (ops/attention_half/packing.py).
+        bias, head_scale, pad_qkv: as :func:`packed_window_attention`.
+        eps: of the LayerNorm; None where there is none in front (V2).
+        config: tiles; None takes the heuristic.
+        pdl: programmatic dependent launch (_triton/pdl.py).
+    """
+    from fastswin.ops.attention_half import heads
+
+    return heads.heads_attention_fwd(
+        x, weight, vectors, offset, bias, head_scale, pad_qkv, scale, num_heads, window_size,
+        shift_size, eps, config=config, pdl=pdl,
+    )  # fmt: skip
+
+
+def packed_attention_half(
+    x: torch.Tensor,
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor | None,
+    offset: torch.Tensor | None,
+    bias: torch.Tensor,
+    head_scale: torch.Tensor | None,
+    pad_qkv: torch.Tensor | None,
+    proj_weight: torch.Tensor,
+    proj_bias: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    norm_bias: torch.Tensor | None,
+    scale: float,
+    num_heads: int,
+    window_size: Pair,
+    shift_size: Pair,
+    eps: float,
+    norm_first: bool,
+    config: WholeWindowConfig | None = None,
+    *,
+    out: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """The attention half of a block from LayerNorm to residual in one kernel; ``out`` may be ``x``.
+
+    Arguments are those of ``ops.attention_half``; ``bias`` and ``head_scale`` are packed.
+    """
+    from fastswin.ops.attention_half import whole
+
+    return whole.whole_window_fwd(
+        x, qkv_weight, qkv_bias, offset, bias, head_scale, pad_qkv, proj_weight, proj_bias,
+        norm_weight, norm_bias, scale, num_heads, window_size, shift_size, eps, norm_first,
+        out=out, config=config, pdl=pdl,
+    )  # fmt: skip

@@ -5,17 +5,23 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
     qkv    "fused"    LayerNorm inside the GEMM (x-stationary): small C, or small C and M
            "library"  our LayerNorm, then the library's GEMM
            "tiled"    our LayerNorm, then our GEMM: where a tuning table says so
+           "inside"   in attention's kernel
     attn   "triton"   shift, partition, bias, mask, softmax in one kernel
+           "fused"    LayerNorm and qkv in it as well (fused_attention.py)
     proj   "fused"    our GEMM with bias and residual: few rows
            "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
                       carried as an offset that the next reader adds (forward.py)
+           "inside"   in attention's kernel, with the residual
     mlp    "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M
            "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
-           "unfused"  the same with fc1 by the library and GELU apart: where a table says so
+           "split-k"  our LayerNorm, our fc1 with GELU, fc2 cut along K: few rows
+        "unfused"  the same with fc1 by the library and GELU apart: where a table says so
     merge  "fused"    2x2 gather, LayerNorm and GEMM in one kernel: never by itself
            "triton"   2x2 gather (+ LayerNorm) kernel, then the library's GEMM
-    head   "fused"    final norm, pool and head in one kernel: never by itself
+    head   "library"  norm and pool in one kernel, then the library's GEMM
+           "tiled"    the same with our GEMM: small batches
+           "fused"    final norm, pool and head in one kernel: never by itself
 
 Small batches are bound by launches: their kernels use programmatic dependent launch
 (_triton/pdl.py; ``pdl`` in the plan), and a stage of few rows is built of our kernels where they
@@ -29,14 +35,20 @@ and brings the kernels' tiles.
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import torch
 
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
 from fastswin._triton.device import device_capability, multiprocessor_count
+from fastswin.engine.fused_attention import (
+    FUSED_ATTENTION,
+    FusedAttention,
+    choose_fused_attention,
+)
 from fastswin.engine.precision import Precision
 from fastswin.engine.quantized.formats import StageFormats
-from fastswin.engine.small_batch import PDL_CAPABILITY, small_stage
+from fastswin.engine.small_batch import PDL_CAPABILITY, LayerTiles, small_stage
 from fastswin.engine.tuned import (
     attention_kernel,
     stage_kernels,
@@ -52,6 +64,7 @@ from fastswin.ops.mlp.config import mlp_blocker
 from fastswin.ops.patch_embed.api import patch_embed_blocker
 from fastswin.ops.patch_merging.api import MAX_CHANNELS as MERGE_MAX_CHANNELS
 from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
+from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.tuning.problem import LaunchConfig
 from fastswin.tuning.table import TuningTable
 
@@ -93,7 +106,7 @@ class StagePlan:
     mlp: str
     merge: str | None
     reasons: dict[str, str]
-    launch: dict[str, LaunchConfig] = dataclasses.field(default_factory=dict)
+    launch: dict[str, LayerTiles] = dataclasses.field(default_factory=dict)
     formats: StageFormats | None = None
     pdl: bool = False
 
@@ -126,6 +139,7 @@ def make_plan(
     impl: Impl = "auto",
     table: TuningTable | None = None,
     pdl: bool | None = None,
+    fused_attention: FusedAttention | None = FUSED_ATTENTION,
 ) -> ModelPlan:
     """Choose implementations.
 
@@ -134,6 +148,7 @@ def make_plan(
         table: measured choices of this card; None takes the heuristics.
         pdl: programmatic dependent launch and the small-batch forms; None decides by batch, and
             False leaves both out.
+        fused_attention: stages whose attention half is one kernel, by windows; None has none.
 
     Raises:
         ValueError: a stage's map is smaller than its window (the message names the stage).
@@ -148,8 +163,9 @@ def make_plan(
         on_hopper = device.type == "cuda" and device_capability(device) >= PDL_CAPABILITY
         pdl = on_hopper and values <= PDL_VALUES
     pdl = pdl and precision.half and not blocked
+    fused = {} if fused_attention is None else fused_attention
     stages = tuple(
-        _plan_stage(config, stage, batch, image_size, precision, blocked, table, pdl, device)
+        _plan_stage(config, stage, batch, image_size, precision, blocked, table, pdl, device, fused)
         for stage in range(config.num_stages)
     )
     elements = config.in_channels * config.patch_size**2
@@ -161,6 +177,7 @@ def make_plan(
         "reference" if no_embed else "triton",
         stages,
         "reference" if no_pool else "triton",
+        head="tiled" if pdl else "library",
         pdl=pdl,
     )
 
@@ -175,13 +192,14 @@ def _plan_stage(
     table: TuningTable | None,
     pdl: bool,
     device: torch.device,
+    fused_attention: FusedAttention,
 ) -> StagePlan:
     map_size = config.map_size(stage, image_size)
     window = config.stage_window(stage)
     shift = runtime_shift(map_size, window, config.window_convention, stage=stage)
     C = config.dim(stage)
     last = stage == config.num_stages - 1
-    launch: dict[str, LaunchConfig] = {}
+    launch: dict[str, LayerTiles] = {}
     if blocked:
         choice = {"qkv": "reference", "attention": "reference", "proj": "reference"}
         choice |= {"mlp": "reference", "merge": "reference"}
@@ -189,10 +207,19 @@ def _plan_stage(
     else:
         M = max(batch, 1) * map_size[0] * map_size[1]
         choice, reasons = _choose(config, stage, C, M, precision, table)
-        if pdl and config.version == 1 and M * C <= SMALL_STAGE_VALUES:
-            hidden = config.hidden_dim(stage)
-            launch = small_stage(choice, reasons, M, C, hidden, multiprocessor_count(device))
+        if pdl and M * C <= SMALL_STAGE_VALUES:
+            launch = small_stage(
+                choice, reasons, config.version, M, C, config.hidden_dim(stage),
+                multiprocessor_count(device),
+            )  # fmt: skip
         launch |= _tuned_launch(config, stage, max(batch, 1), image_size, precision, choice, table)
+        if precision.half:
+            choose_fused_attention(
+                fused_attention, choice, reasons, launch, version=config.version, C=C,
+                num_heads=config.num_heads[stage], tokens=math.prod(window),
+                windows=max(batch, 1) * math.prod(num_windows(map_size, window)),
+                map_tokens=math.prod(map_size),
+            )  # fmt: skip
     return StagePlan(
         stage=stage,
         map_size=map_size,

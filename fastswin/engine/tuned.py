@@ -59,6 +59,7 @@ def stage_kernels(
         ("mlp", "fused"): {"mlp": fused_mlp(*sized, post_norm)},
         ("mlp", "split"): {"fc1": split_fc1(*sized), "fc2": split_fc2(*sized)},
         ("mlp", "library"): {"fc1": tiled_fc1(*sized)},
+        ("mlp", "split-k"): {"fc1": tiled_fc1(*sized)},
     }
     return kernels.get(("qkv", qkv), {}) | kernels.get(("mlp", mlp), {})
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import re
 import subprocess
 import tempfile
@@ -22,6 +23,10 @@ import torch
 #: Shared memory one program may use, bytes, by compute capability (CUDA C++ programming guide,
 #: table of technical specifications).
 SHARED_MEMORY_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+
+#: Capabilities for which Triton generates the code of another: only fp8 tells 8.0 to 8.9 apart, and
+#: PTX of the older one assembles for the younger.
+SAME_CODE = {86: 80, 89: 80}
 
 _TRITON_TYPES = {
     torch.float16: "fp16",
@@ -86,19 +91,45 @@ def record_launches() -> Iterator[list[Launch]]:
 
 
 def compile_launch(launch: Launch, capability: int) -> Compiled:
-    """Compile one recorded launch for ``capability`` (90 means 9.0)."""
+    """Compile one recorded launch for ``capability`` (90 means 9.0).
+
+    Triton stops at PTX and the assembler runs once, here. What is written to Triton's cache lies in
+    a folder of its own, since it lacks a binary.
+    """
+    description = _describe(launch)
+    generated_for = capability
+    if "fp8e4nv" not in str(description[0]):
+        generated_for = SAME_CODE.get(capability, capability)
+    key = str((launch.kernel.__module__, launch.name, description, launch.options, generated_for))
+    if key not in _generated:
+        _generated[key] = _generate(launch, description, generated_for)
+    ptx, shared_bytes = _generated[key]
+    registers, spills = assembler_report(ptx, capability)
+    return Compiled(launch.name, capability, shared_bytes, spills, registers, _dependent(ptx))
+
+
+#: PTX and bytes of shared memory by kernel, arguments, options and capability.
+_generated: dict[str, tuple[str, int]] = {}
+
+
+def _generate(
+    launch: Launch, description: tuple[dict, dict, dict], capability: int
+) -> tuple[str, int]:
+    """PTX of a launch and the shared memory of one program."""
     import triton
     from triton.backends.compiler import GPUTarget
+    from triton.backends.nvidia.compiler import CUDABackend
     from triton.compiler import ASTSource
 
-    signature, constants, attributes = _describe(launch)
-    source = ASTSource(launch.kernel, signature, constants, attributes)
-    built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=launch.options)
-    registers, spills = assembler_report(built.asm["ptx"], capability)
-    return Compiled(
-        launch.name, capability, built.metadata.shared, spills, registers,
-        _dependent(built.asm["ptx"]),
-    )  # fmt: skip
+    source = ASTSource(launch.kernel, *description)
+    folder = os.path.join(triton.knobs.cache.dir, "without_binaries")
+    with (
+        mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder),
+        mock.patch.object(CUDABackend, "make_cubin", return_value=b""),
+    ):
+        target = GPUTarget("cuda", capability, 32)
+        built = triton.compile(source, target=target, options=launch.options)
+    return built.asm["ptx"], built.metadata.shared
 
 
 def _dependent(ptx: str) -> bool | None:

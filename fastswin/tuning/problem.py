@@ -18,22 +18,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from fastswin.ops.linear.config import (
-    GemmConfig,
-    LayerNormLinearConfig,
-    OneShotConfig,
-    SlicedConfig,
-)
+from fastswin.ops.linear.config import GemmConfig, LayerNormLinearConfig, OneShotConfig
 from fastswin.ops.mlp.config import MlpConfig
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 
 LaunchConfig = (
-    GemmConfig
-    | LayerNormLinearConfig
-    | OneShotConfig
-    | SlicedConfig
-    | MlpConfig
-    | WindowAttentionConfig
+    GemmConfig | LayerNormLinearConfig | OneShotConfig | MlpConfig | WindowAttentionConfig
 )
 
 #: Configuration of each operator that has one; the order of its fields is that of the dataclass.
@@ -46,7 +36,7 @@ CONFIG_TYPES: dict[str, type] = {
 
 #: Configurations of other kernels that serve the same problem; told apart by their fields.
 ALTERNATIVES: dict[str, tuple[type, ...]] = {
-    "linear": (OneShotConfig, SlicedConfig),
+    "linear": (OneShotConfig,),
     "layer_norm_linear": (OneShotConfig,),
 }
 

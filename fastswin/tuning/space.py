@@ -18,12 +18,10 @@ from fastswin.ops.linear.config import (
     LinearConfig,
     NormLinearConfig,
     OneShotConfig,
-    SlicedConfig,
     default_gemm_config,
     default_layer_norm_linear_config,
     default_one_shot_config,
     one_shot_blocker,
-    sliced_blocker,
 )
 from fastswin.ops.mlp.config import MlpConfig, default_mlp_config
 from fastswin.ops.window_attention.config import (
@@ -104,14 +102,9 @@ def why_invalid(
         steps = cdiv(d["N"], config.block_n)
         if not 1 <= config.column_splits <= steps:
             return f"column_splits={config.column_splits} is not in [1, {steps}]"
-    elif isinstance(config, OneShotConfig | SlicedConfig):
+    elif isinstance(config, OneShotConfig):
         sides = {"block_m": config.block_m, "block_n": config.block_n}
-        blocker = (
-            one_shot_blocker(d["K"], config)
-            if isinstance(config, OneShotConfig)
-            else sliced_blocker(d["K"], config)
-        )
-        if blocker:
+        if blocker := one_shot_blocker(d["K"]):
             return blocker
     elif isinstance(config, MlpConfig):
         sides = {"block_m": config.block_m, "block_h": config.block_h}
@@ -139,10 +132,7 @@ def operand_bytes(problem: KernelProblem, config: LaunchConfig) -> int:
     d, size = problem.dims, problem.itemsize
     if isinstance(config, GemmConfig):
         return (config.block_m + config.block_n) * config.block_k * size * config.num_stages
-    if isinstance(config, SlicedConfig):
-        step = config.block_k * config.slices * config.num_stages
-        return (config.block_m + config.block_n) * step * size
-    if isinstance(config, OneShotConfig):  # operands lie in registers, exchanged slice by slice
+    if isinstance(config, OneShotConfig):  # operands lie in registers, exchanged part by part
         return (config.block_m + config.block_n) * 32 * size
     if isinstance(config, LayerNormLinearConfig):
         return config.block_n * d["K"] * size * config.num_stages
@@ -192,7 +182,7 @@ def _few_rows(M: int, N: int, K: int, card: Card) -> Iterator[Any]:
         for block_m, block_n in ((16, 32), (32, 32), (32, 64), (64, 64)):
             if cdiv(M, block_m) * cdiv(N, block_n) <= 4 * programs:
                 for num_warps in (4, 8):
-                    yield OneShotConfig(block_m, block_n, 1, num_warps)
+                    yield OneShotConfig(block_m, block_n, num_warps)
         yield default
 
 

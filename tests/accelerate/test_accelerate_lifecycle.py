@@ -12,6 +12,7 @@ from tiny_swins import CASES, blocks, build, images, logits
 from torch import nn
 
 from fastswin import accelerate, restore
+from fastswin.accelerate.capture import CapturedTraining
 from fastswin.models.live import from_live
 
 
@@ -247,18 +248,45 @@ def test_overflow_reaches_the_scaler():
     assert all(p.isfinite().all() for p in model.parameters())
 
 
+def _graphed_on_a_cpu(module, sample_args):
+    """What make_graphed_callables makes, without graphs: gradients always in the same memory."""
+    run, parameters = module.forward, tuple(module.parameters())
+    kept = [torch.empty_like(p) if p.requires_grad else None for p in parameters]
+
+    class Graphed(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, images, *parameters):
+            with torch.enable_grad():
+                ctx.output = run(images)
+            return ctx.output.detach()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            wanted = [p for p in parameters if p.requires_grad]
+            found = torch.autograd.grad(ctx.output, wanted, gradient)
+            for own, new in zip([k for k in kept if k is not None], found, strict=True):
+                own.copy_(new)
+            return None, *(k if k is None else k.detach() for k in kept)
+
+    return lambda images: Graphed.apply(images, *parameters)
+
+
 def _train_in_parallel(rank, folder):
     torch.set_num_threads(1)
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
     )
-    for label in ("plain", "fused"):
+    torch.cuda.make_graphed_callables = _graphed_on_a_cpu  # this process ends with the test
+    for label in ("plain", "fused", "captured"):
         model = build("ours V1")
         model.patch_embed.requires_grad_(False)  # frozen before it is handed over
         model.layers[0].requires_grad_(False)
-        if label == "fused":
+        if label != "plain":
             accelerate(model)
-        parallel = nn.parallel.DistributedDataParallel(model)
+        called = model
+        if label == "captured":
+            called = CapturedTraining(model, None, torch.zeros(2, 3, 64, 48))
+        parallel = nn.parallel.DistributedDataParallel(called, gradient_as_bucket_view=True)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
         for step in range(3):
             seed = torch.Generator().manual_seed(10 * step + rank)
@@ -270,14 +298,16 @@ def _train_in_parallel(rank, folder):
 
 
 def test_two_processes_agree_with_the_plain_model(tmp_path):
-    """SWO-15: DDP over gloo, frozen stages, no search for unused parameters."""
+    """SWO-15: DDP over gloo, frozen stages, no search for unused parameters; captured as well."""
     torch.multiprocessing.spawn(_train_in_parallel, (str(tmp_path),), nprocs=2)
-    plain, fused, other = (
-        torch.load(tmp_path / f"{n}.pt") for n in ("plain-0", "fused-0", "fused-1")
+    plain, fused, other, *captured = (
+        torch.load(tmp_path / f"{n}.pt")
+        for n in ("plain-0", "fused-0", "fused-1", "captured-0", "captured-1")
     )
     start = build("ours V1").state_dict()
     for name, value in plain.items():
         assert torch.equal(fused[name], other[name]), name
+        assert all(torch.equal(fused[name], state[name]) for state in captured), name
         torch.testing.assert_close(fused[name], value, rtol=1e-3, atol=1e-4)
         frozen = name.startswith(("patch_embed", "layers.0"))
         assert torch.equal(fused[name], start[name]) or not frozen, name

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 
 import pytest
 import torch
@@ -101,20 +102,59 @@ def test_scaling_worker_alone(problem, tmp_path):
         "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
     )
     try:
-        record = train_scaling.worker(problem, "fastswin", 0.05, torch.device("cpu"))
+        cpu, reported = torch.device("cpu"), []
+        found = train_scaling.worker(problem, "fastswin", [1], 0.05, cpu, reported.extend)
     finally:
         torch.distributed.destroy_process_group()
-    assert record["variant"] == "fastswin-1gpu"
-    assert record["images_per_s"] == pytest.approx(2e3 / record["median_ms"])
+    assert found == reported
+    assert [r["variant"] for r in found] == ["fastswin-1gpu"]
+    assert found[0]["images_per_s"] == pytest.approx(2e3 / found[0]["median_ms"])
+
+
+@pytest.mark.parametrize("apart", [0.0, 1e-7], ids=["equal", "apart"])
+def test_scaling_sees_parameters_that_differ(problem, monkeypatch, apart):
+    """The other process is a stand-in whose parameters are ours plus ``apart``."""
+    dist = train_scaling.dist
+    monkeypatch.setattr(dist, "new_group", lambda ranks: None)
+    other = {dist.ReduceOp.MIN: torch.minimum, dist.ReduceOp.MAX: torch.maximum}
+    monkeypatch.setattr(dist, "all_reduce", lambda t, op, group: t.copy_(other[op](t, t + apart)))
+    group = train_scaling._Group(2, torch.device("cpu"))
+    assert group.same([torch.randn(3, 4), torch.randn(5)]) == (apart == 0.0)
+    source = build_source(problem)
+    images, labels = torch.randn(2, 3, 32, 32), torch.tensor([1, 3])
+    trainee = train_contenders.build_trainee("fastswin", source, "fp32", group.device, images)
+    trainee.step(images, labels)
+    monkeypatch.setattr(group, "meet", lambda: None)
+    monkeypatch.setattr(group, "agrees_to_go_on", lambda mine: False)
+    if apart:
+        with pytest.raises(RuntimeError, match="parameters of 2 processes differ"):
+            train_scaling._samples(trainee, images, labels, group, 0.01)
+    else:
+        assert len(train_scaling._samples(trainee, images, labels, group, 0.01)) == 1
+        steps = {int(state["step"]) for state in trainee.optimizer.state.values()}
+        assert steps == {1 + train_scaling.STEPS_PER_SAMPLE}  # not the step before
 
 
 def test_scaling_efficiency_and_command(problem, tmp_path):
     rates = [{"gpus": 1, "images_per_s": 100.0}, {"gpus": 4, "images_per_s": 380.0}]
     assert [r["efficiency"] for r in train_scaling.with_efficiency(rates)] == [1.0, 0.95]
     assert train_scaling.with_efficiency(rates[1:])[0]["efficiency"] is None
-    command = train_scaling.launch_command(problem, 4, "fastswin", 5.0, tmp_path / "record.json")
+    answer = tmp_path / "records.json"
+    command = train_scaling.launch_command(problem, [1, 4], "fastswin", 5.0, answer)
     assert "--nproc-per-node=4" in command
+    assert command[command.index("--gpus") + 1] == "1,4"
     assert command[command.index("--batch") + 1] == "2"
+
+
+def test_scaling_processes_get_the_environment_and_an_end(monkeypatch):
+    monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
+    python = [sys.executable, "-c"]
+    set_there = "import os; assert os.environ['NCCL_NVLS_ENABLE'] == '0'"
+    assert train_scaling.run_group([*python, set_there], 30.0) is None
+    failed = train_scaling.run_group([*python, "raise ValueError('no card')"], 30.0)
+    assert failed == "failed: ValueError: no card"
+    slow = train_scaling.run_group([*python, "import time; time.sleep(60)"], 1.0)
+    assert slow == "not done after 1 s"
 
 
 @pytest.mark.gpu

@@ -23,6 +23,7 @@ from quantized_cases import (
 from fastswin import quant
 from fastswin.engine import Engine, operators
 from fastswin.engine.calls import record_calls
+from fastswin.engine.quantized import mix
 from fastswin.engine.quantized.formats import BlockFormats, LayerFormat, StageFormats
 from fastswin.engine.quantized.library import library_affine
 from fastswin.engine.quantized.prepare import LayerForms
@@ -375,6 +376,33 @@ def test_the_library_is_refused_weights_of_uneven_rows():
     for name, there in (("layers.0.blocks.0.mlp.fc2", False), ("layers.1.blocks.0.mlp.fc2", True)):
         found = library_affine(layers[name], calibration.layers[name])
         assert (found is not None) == there
+
+
+def test_the_mlp_in_one_kernel(monkeypatch):
+    """Its 8-bit kernel in the interpreter; proj's bias is pending before it and gone behind."""
+    everywhere = {"int8": {192: 0}}
+    monkeypatch.setattr(mix, "FUSED_MLP_ROWS", everywhere)
+    case = make_case(1, depths=(1, 1), image_size=(16, 24), embed_dim=32, num_heads=(1, 2))
+    calibration = case.calibration("int8")
+    engine = Engine(
+        case.model, "int8", device="cpu", impl="triton", calibration=calibration,
+        wide_dtype=torch.float16,
+    )  # fmt: skip
+    reference = QuantizedSwin(case.model, calibration)
+    error = relative_rms(reference(case.images), case.exact)
+    assert relative_rms(engine(case.images), case.exact) <= 1.5 * error
+    fused = [c for c in engine.calls(case.images) if c.name == "ops.quantized_mlp"]
+    assert [call.layer for call in fused] == ["mlp", "mlp"]
+    for number, call in enumerate(fused):
+        fc1 = reference.linears[f"layers.{number}.blocks.0.mlp.fc1"]
+        assert torch.equal(call.args[1], fc1.weight.to(torch.int8))
+        own = {**call.kwargs, "out": None}
+        wanted = call.function(*call.args, **{**own, "impl": "reference"}).float()
+        assert relative_rms(call.function(*call.args, **own), wanted) <= 2e-3
+    offsets = engine._bound(3, (16, 24)).offsets
+    assert offsets[0][0].norm2 is not None
+    assert engine._bound(3, (16, 24)).stage_end == (None, None)
+    assert "in one kernel" in str(engine.report(3))
 
 
 def test_kernels_under_the_interpreter():

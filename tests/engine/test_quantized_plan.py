@@ -12,7 +12,7 @@ from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.quantized.plan import quantize_plan
 from fastswin.models import find_variant
-from fastswin.quant import PRESETS, WIDE, Calibration, LayerRange
+from fastswin.quant import PRESETS, WIDE, Calibration, LayerRange, LayerScheme
 
 CPU = torch.device("cpu")
 TINY, LARGE = "swin_tiny_patch4_window7_224", "swin_large_patch4_window7_224"
@@ -61,17 +61,51 @@ def test_swin_tiny_at_batch_32_is_quantised_where_it_pays():
     assert "the library is as fast" in plan.stages[3].reasons["proj format"]
 
 
-def test_batch_1_of_swin_tiny_is_half_precision():
+def test_batch_1_of_swin_tiny_quantises_from_384_channels():
     plan = planned(TINY, 1, pdl=True)
-    for stage in range(4):
+    for stage in (0, 1):
         assert set(formats(plan, stage).values()) == {"wide"}
-    assert "bound by launches" in plan.stages[3].reasons["qkv format"]
+    for stage in (2, 3):
+        mixed = {"qkv": "int8", "proj": "wide", "fc1": "int8", "fc2": "int8"}
+        assert formats(plan, stage) == mixed
+        assert plan.stages[stage].formats.blocks[0].attention == "wide"
+    assert "bound by launches" in plan.stages[1].reasons["qkv format"]
 
 
 def test_batch_1_of_swin_large_quantises_the_weights_that_weigh():
     plan = planned(LARGE, 1, pdl=True)
+    assert set(formats(plan, 0).values()) == {"wide"}
+    assert formats(plan, 2) == {"qkv": "int8", "proj": "wide", "fc1": "int8", "fc2": "int8"}
     assert set(formats(plan, 3).values()) == {"int8"}
-    assert set(formats(plan, 1).values()) == {"wide"}
+
+
+def test_batch_1_of_v2_quantises_where_two_more_launches_pay():
+    plan = planned("swinv2_large_window12_192", 1, pdl=True)
+    assert [set(formats(plan, stage).values()) for stage in (2, 3)] == [{"wide"}, {"int8"}]
+
+
+def test_one_kernel_for_the_mlp_where_it_is_fastest():
+    tiny, large = planned(TINY, 32), planned(LARGE, 32)
+    assert [s.formats.blocks[0].mlp for s in tiny.stages] == ["split", "fused", "split", "split"]
+    assert [s.formats.blocks[0].mlp for s in large.stages] == ["fused", "split", "split", "split"]
+    assert tiny.stages[1].endings(0) == ("library", "fused")
+    assert "slower at 100352 rows of 96" in tiny.stages[0].reasons["fused 8-bit mlp"]
+    assert "384 channels exceed 192" in tiny.stages[2].reasons["fused 8-bit mlp"]
+    assert "in one kernel" in large.stages[0].formats.lines()[0]
+    assert formats(large, 0)["proj"] == "int8"
+
+
+@pytest.mark.parametrize(
+    ("scheme", "reason"),
+    [(PRESETS["int8_mode1"], "stored in 8 bits"),
+     (PRESETS["int8"].override({"*.fc1": LayerScheme(activation="per_token")}), "a step a token"),
+     (PRESETS["int8"].override({"*.fc2": WIDE}), "not in one 8-bit format")],
+    ids=["mode1", "per-token", "wide-fc2"],
+)  # fmt: skip
+def test_schemes_that_one_kernel_cannot_run(scheme, reason):
+    stage = planned(LARGE, 32, scheme).stages[0]
+    assert stage.formats.blocks[0].mlp == "split"
+    assert reason in stage.reasons["fused 8-bit mlp"]
 
 
 @pytest.mark.parametrize("batch", [1, 32])

@@ -29,16 +29,8 @@ def planned(version: int, batch: int, pdl: bool | None, **changes: object):
     return model, make_plan(model.config, batch, size, CPU, HALF, "triton", None, pdl)
 
 
-def test_forms_of_few_rows_answer_as_the_model_does():
-    """Odd maps, shifted windows, padded windows; also merging and head in one kernel each."""
-    model, plan = planned(1, 1, True)
-    assert {(s.qkv, s.proj, s.mlp) for s in plan.stages} == {("fused", "fused", "split")}
-    assert plan.pdl
-    for stage in plan.stages:
-        kinds = {name: type(tiles) for name, tiles in stage.launch.items()}
-        assert kinds == dict.fromkeys(("qkv", "proj"), OneShotConfig)
-    stages = (dataclasses.replace(plan.stages[0], merge="fused"), *plan.stages[1:])
-    plan = dataclasses.replace(plan, stages=stages, head="fused")
+def check_plan(model, plan) -> None:
+    """Logits under the plan are as close to the fp32 model's as those of the model in fp16."""
     images = images_like(model, 1)
     with torch.no_grad():
         truth = model(images)
@@ -49,9 +41,43 @@ def test_forms_of_few_rows_answer_as_the_model_does():
     assert (logits - truth).abs().max() <= 1.5 * (eager - truth).abs().max()
 
 
-def test_calls_are_noted_without_running_them():
-    model, plan = planned(1, 1, True, depths=(1, 1), image_size=(16, 16))
-    plan = dataclasses.replace(plan, head="fused")
+def test_narrow_forms_of_few_rows_answer_as_the_model_does():
+    """Odd maps, shifted windows, padded windows; also merging and head in one kernel each."""
+    model, plan = planned(1, 1, True)
+    assert {(s.qkv, s.proj, s.mlp) for s in plan.stages} == {("fused", "fused", "split")}
+    assert plan.pdl
+    for stage in plan.stages:
+        kinds = {name: type(tiles) for name, tiles in stage.launch.items()}
+        assert kinds == dict.fromkeys(("qkv", "proj", "fc2"), OneShotConfig)
+    stages = (dataclasses.replace(plan.stages[0], merge="fused"), *plan.stages[1:])
+    check_plan(model, dataclasses.replace(plan, stages=stages, head="fused"))
+
+
+def wide_forms(plan):
+    """What stages of more channels than a tiny model has take."""
+    words = {"qkv": "tiled", "mlp": "split-k", "launch": {}}
+    return dataclasses.replace(
+        plan, stages=tuple(dataclasses.replace(stage, **words) for stage in plan.stages)
+    )
+
+
+def test_wide_forms_of_few_rows_answer_as_the_model_does():
+    """fc2's sums are joined by the next block's LayerNorm, by a kernel alone at a stage's end."""
+    model, plan = planned(1, 1, True)
+    check_plan(model, wide_forms(plan))
+
+
+def test_forms_of_few_rows_of_v2_answer_as_the_model_does():
+    model, plan = planned(2, 1, True)
+    assert {(s.qkv, s.proj, s.mlp) for s in plan.stages} == {("tiled", "fused", "split-k")}
+    assert plan.head == "tiled"
+    check_plan(model, plan)
+
+
+@pytest.mark.parametrize("form", ["narrow", "wide"])
+def test_calls_are_noted_without_running_them(form):
+    model, plan = planned(1, 1, True, depths=(2, 1), image_size=(16, 16))
+    plan = dataclasses.replace(plan, head="fused") if form == "narrow" else wide_forms(plan)
     weights = prepare(model, CPU, torch.float16)
     case = (
         Forward(model.config, weights, HALF), bind(plan, weights, HALF),
@@ -63,17 +89,9 @@ def test_calls_are_noted_without_running_them():
     ]
     assert {c.layer for c in quiet} == {
         "embed", "qkv", "attention", "proj", "fc1", "fc2", "merge", "head",
+        *(("norm", "pool") if form == "wide" else ()),
     }  # fmt: skip
     assert all(c.kwargs["pdl"] is True for c in quiet if c.name.startswith("ops."))
-
-
-def test_v2_keeps_its_forms_and_is_launched_ahead():
-    _, plain = planned(2, 1, False)
-    _, ahead = planned(2, 1, True)
-    words = [(s.qkv, s.proj, s.mlp, s.merge) for s in plain.stages]
-    assert words == [(s.qkv, s.proj, s.mlp, s.merge) for s in ahead.stages]
-    assert all(s.pdl for s in ahead.stages)
-    assert not any(s.pdl for s in plain.stages)
 
 
 def test_only_small_stages_change_and_only_on_request_without_hopper():

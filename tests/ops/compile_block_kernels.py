@@ -16,6 +16,9 @@ from unittest import mock
 
 import torch
 
+from fastswin.engine.small_batch import ONE_SHOT_CHANNELS, small_stage
+from fastswin.ops.linear.config import OneShotConfig
+from fastswin.ops.split_k.config import SplitKConfig
 from fastswin.ops.window_attention.config import padded_tokens
 from fastswin.testing.aot import compile_launch, record_launches
 
@@ -29,6 +32,7 @@ MODULES = {
     )
 }  # fmt: skip
 MODULES["one_shot"] = importlib.import_module("fastswin.ops.linear.one_shot")
+MODULES["split_k"] = importlib.import_module("fastswin.ops.split_k.forward")
 MODULES["head"] = importlib.import_module("fastswin.ops.pool.head")
 
 #: (channels, map side) of stages of Swin-T, B and L at 224 pixels.
@@ -83,15 +87,25 @@ def few_rows(C: int, side: int, dtype: torch.dtype) -> None:
     small, M = MODULES["one_shot"], side * side
     if small.device_capability(torch.device("meta")) < (8, 0):  # the public functions refuse
         return
-    x, hidden = empty(M, C, dtype=dtype), empty(M, 4 * C, dtype=dtype)
-    for N, gelu in ((3 * C, None), (4 * C, "gelu")):
+    x = empty(M, C, dtype=dtype)
+    normed = ((3 * C, None), (4 * C, "gelu")) if C <= ONE_SHOT_CHANNELS else ()
+    for N, gelu in normed:
         small.one_shot_linear_fwd(
             x, empty(N, C, dtype=dtype), vector(N), gelu, 1e-5, vector(C), None, None, pdl=True
         )
-    weight, fc2 = empty(C, C, dtype=dtype), empty(C, 4 * C, dtype=dtype)
-    small.one_shot_linear_fwd(x, weight, vector(C), None, None, None, x, x, pdl=True)
-    small.sliced_linear_fwd(hidden, fc2, vector(C), None, x, x, pdl=True)
-    if 4 * C <= 1536:
+    launch = small_stage({}, {}, 1, M, C, 4 * C, small.multiprocessor_count(x.device))
+    for name, K in (("proj", C), ("fc2", 4 * C)):
+        config, rows, weight = launch.get(name), empty(M, K, dtype=dtype), empty(C, K, dtype=dtype)
+        if isinstance(config, OneShotConfig):
+            small.one_shot_linear_fwd(
+                rows, weight, vector(C), None, None, None, x, x, config=config, pdl=True
+            )
+        elif isinstance(config, SplitKConfig):
+            split = MODULES["split_k"]
+            partials = split.split_k_linear_fwd(rows, weight, config, pdl=True)
+            for norm, affine in (("none", None), ("pre", None), ("post", vector(C))):
+                split.add_split_k_fwd(partials, x, vector(C), norm, affine, affine, 1e-5, pdl=True)
+    if C == 96:
         small.one_shot_linear_fwd(
             empty(1, side, side, C, dtype=dtype), empty(2 * C, 4 * C, dtype=dtype), vector(2 * C),
             None, 1e-5, vector(C), None, None, pdl=True, gather=True,
@@ -130,7 +144,8 @@ def record(selection: str) -> list:
             block_gemms(batch, C, side, half)
         for C in (96, 192) if every else (96,):
             embedding(C, half)
-        for C, side in ((96, 56), (384, 14), (768, 7)) if every else ((96, 56),):
+        stages = ((96, 56), (128, 56), (192, 28), (256, 28), (384, 14), (512, 14), (768, 7))
+        for C, side in stages if every else ((96, 56), (768, 7)):
             few_rows(C, side, half)
         for C, side in ((96, 56), (768, 7)) if every else ((192, 28),):
             small_kernels(C, side, half)

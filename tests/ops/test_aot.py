@@ -42,7 +42,7 @@ KERNELS = {
 }
 
 #: Kernels of few rows, from compute capability 8.0.
-FEW_ROWS = {"_one_shot_linear_kernel", "_sliced_linear_kernel"}
+FEW_ROWS = {"_one_shot_linear_kernel", "_split_k_linear_kernel", "_add_split_k_kernel"}
 
 #: Keys streamed one tile at a time gain nothing from an early start.
 PLAIN = {"_window_attention_fwd_online_kernel"}

@@ -1,4 +1,4 @@
-"""The forms of few rows against the fp64 oracle: one-shot, sliced, merging, head; and PDL."""
+"""The forms of few rows against the fp64 oracle: one-shot, merging, head; and PDL."""
 
 from __future__ import annotations
 
@@ -7,12 +7,7 @@ import torch
 
 from fastswin import ops
 from fastswin._triton.pdl import pdl_options
-from fastswin.ops.linear.config import (
-    OneShotConfig,
-    SlicedConfig,
-    default_one_shot_config,
-    default_sliced_config,
-)
+from fastswin.ops.linear.config import GemmConfig, OneShotConfig, default_one_shot_config
 from fastswin.testing.tolerance import assert_close_to_oracle
 
 DTYPES = [torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
@@ -22,11 +17,10 @@ REPEATS = 2 if torch.cuda.is_available() else 1
 
 #: (rows, outputs, inputs) of a stage each, with ragged edges: rows and columns of no tile.
 SHAPES = {
-    "stage 1": ((70, 96, 96), OneShotConfig(64, 64, 1, 4)),
-    "two slices": ((33, 72, 96), OneShotConfig(32, 32, 2, 4)),
-    "one part of K": ((17, 40, 128), OneShotConfig(16, 32, 4, 4)),
-    "stage 3": ((49, 36, 384), OneShotConfig(32, 32, 8, 8)),
-    "stage 4": ((7, 20, 768), OneShotConfig(16, 16, 16, 16)),
+    "stage 1": ((70, 96, 96), OneShotConfig(64, 64, 4)),
+    "one part of K": ((17, 40, 128), OneShotConfig(16, 32, 4)),
+    "stage 3": ((49, 36, 384), OneShotConfig(32, 32, 8)),
+    "stage 4": ((7, 20, 768), OneShotConfig(16, 16, 16)),
 }
 
 
@@ -58,38 +52,13 @@ def test_one_shot(name, extras, dtype, randn):
     check(ops.linear, made, dtype, config=config, pdl=True)
 
 
-@pytest.mark.parametrize("dtype", DTYPES, ids=str)
-@pytest.mark.parametrize(
-    ("shape", "config"),
-    [
-        ((35, 40, 384), SlicedConfig(16, 32, 32, 4, 4, 3)),
-        ((20, 96, 256), SlicedConfig(32, 64, 64, 1, 4, 2)),
-        ((3, 24, 1024), SlicedConfig(16, 16, 64, 8, 8, 2)),
-    ],
-    ids=["three steps", "one slice", "eight slices"],
-)
-@pytest.mark.parametrize("extras", ["bias-gelu", "residual"])
-def test_sliced(shape, config, extras, dtype, randn):
-    M, N, K = shape
-    made = {
-        "x": randn(M, K, dtype=dtype),
-        "weight": randn(N, K, dtype=dtype, spread=K**-0.5),
-        "bias": randn(N),
-    }
-    if extras == "residual":
-        made["residual"] = randn(M, N, dtype=dtype)
-    else:
-        made["activation"] = "gelu"
-    check(ops.linear, made, dtype, config=config, pdl=True)
-
-
 def test_onto_the_residual_in_place(randn):
     """Several programs share rows of x and of the stream; each writes only its own tile."""
     h, weight = (
         randn(40, 384, dtype=torch.float16),
         randn(96, 384, dtype=torch.float16, spread=0.05),
     )
-    for config in (SlicedConfig(16, 32, 32, 4, 4, 2), OneShotConfig(16, 32, 8, 8)):
+    for config in (GemmConfig(16, 32, 32, 4, 2), OneShotConfig(16, 32, 8)):
         stream = randn(40, 96, dtype=torch.float16)
         expected = ops.linear(h, weight, residual=stream, config=config, impl="triton")
         written = ops.linear(h, weight, residual=stream, out=stream, config=config, impl="triton")
@@ -143,15 +112,17 @@ def test_empty_batch(function, randn):
         assert out.shape == (0, 10)
 
 
-def test_tiles_that_do_not_fit_are_refused(randn):
-    x, weight = randn(4, 96, dtype=torch.float16), randn(8, 96, dtype=torch.float16)
-    with pytest.raises(RuntimeError, match="4 slices of 96 input channels are narrower than 16"):
-        ops.linear(x, weight, config=OneShotConfig(16, 16, 4, 4), impl="triton")
-    with pytest.raises(RuntimeError, match="256 channels a step do not divide 96"):
-        ops.linear(x, weight, config=SlicedConfig(16, 16, 64, 4, 4, 2), impl="triton")
+def test_a_config_of_another_kernel_or_width_is_refused(randn):
+    x, weight = randn(4, 80, dtype=torch.float16), randn(8, 80, dtype=torch.float16)
+    wide = randn(4, 2048, dtype=torch.float16)
+    config = OneShotConfig(16, 16, 4)
+    with pytest.raises(RuntimeError, match="2048 input channels exceed 1536"):
+        ops.linear(wide, wide, config=config, impl="triton")
+    with pytest.raises(RuntimeError, match="40 input channels are not one or two powers of two"):
+        ops.linear(x[:, :40], weight[:, :40], config=config, impl="triton")
     with pytest.raises(ValueError, match="config must be a LayerNormLinearConfig or OneShotConfig"):
         ops.linear(
-            x, weight, layer_norm_eps=1e-5, config=SlicedConfig(16, 16, 32, 1, 4, 2), impl="triton"
+            x, weight, layer_norm_eps=1e-5, config=GemmConfig(16, 16, 32, 4, 2), impl="triton"
         )
 
 
@@ -163,11 +134,6 @@ def test_heuristics_are_legal_and_fill_the_card(M, C):
             torch.zeros(1, K), torch.zeros(N, K), config=config, impl="reference"
         ).shape == (1, N)
         assert 32 * config.num_warps * 255 >= config.block_m * K // 4  # x in half the registers
-        assert config.num_warps >= config.slices
-    sliced = default_sliced_config(M, C, 4 * C, 132, (9, 0))
-    assert 4 * C % (sliced.block_k * sliced.slices) == 0
-    operands = 2 * (sliced.block_m + sliced.block_n) * sliced.block_k * sliced.slices
-    assert operands * sliced.num_stages <= 227 * 1024
 
 
 def test_programmatic_launch_needs_hopper(monkeypatch):

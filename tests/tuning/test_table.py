@@ -16,7 +16,6 @@ from fastswin.ops.linear.config import (
     GemmConfig,
     LayerNormLinearConfig,
     OneShotConfig,
-    SlicedConfig,
 )
 from fastswin.ops.mlp.config import MlpConfig
 from fastswin.ops.window_attention.config import WindowAttentionConfig
@@ -160,10 +159,9 @@ def test_tma_is_refused_below_hopper():
     ("op", "config"),
     [
         ("linear", GemmConfig(64, 128, 64, 4, 3, True, 2)),
-        ("linear", OneShotConfig(32, 64, 4, 8)),
-        ("linear", SlicedConfig(16, 32, 64, 8, 8, 3)),
+        ("linear", OneShotConfig(32, 64, 8)),
         ("layer_norm_linear", LayerNormLinearConfig(64, 32, 3, 4, 2)),
-        ("layer_norm_linear", OneShotConfig(16, 32, 8, 8)),
+        ("layer_norm_linear", OneShotConfig(16, 32, 8)),
         ("mlp", MlpConfig(64, 64, 4, 2, True)),
         ("window_attention", WindowAttentionConfig(64, (128, 16), 2, 4, 3)),
         ("window_attention", WindowAttentionConfig(64, (), 1, 4, 2)),
@@ -171,7 +169,6 @@ def test_tma_is_refused_below_hopper():
     ids=[
         "linear",
         "one-shot",
-        "sliced",
         "layer_norm_linear",
         "one-shot-norm",
         "mlp",

@@ -5,6 +5,7 @@
     proj       adds to the stream in its epilogue, or (wide) by the library in place
     fc1        writes what fc2 reads, GELU applied
     fc2        as proj
+    mlp        "fused": LayerNorm, fc1, GELU, fc2 and residual in one 8-bit kernel
 
 A wide layer is the half-precision engine's, under the plan's own words.
 """
@@ -16,6 +17,7 @@ from typing import Literal
 
 Storage = Literal["int8", "fp8", "wide"]
 Multiplier = Literal["triton", "cublaslt", "reference", ""]
+MlpForm = Literal["split", "fused"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -43,30 +45,35 @@ WIDE_LAYER = LayerFormat()
 
 @dataclasses.dataclass(frozen=True)
 class BlockFormats:
-    """One block's layers, and what q, k and v are stored in."""
+    """One block's layers, what q, k and v are stored in, and in how many kernels its MLP runs."""
 
     qkv: LayerFormat = WIDE_LAYER
     attention: Storage = "wide"
     proj: LayerFormat = WIDE_LAYER
     fc1: LayerFormat = WIDE_LAYER
     fc2: LayerFormat = WIDE_LAYER
+    mlp: MlpForm = "split"
 
     def endings(self, proj: str, mlp: str) -> tuple[str, str]:
         """The plan's words for proj and mlp, "quantized" where the half ends in 8 bits.
 
-        A wide fc2 behind a quantised fc1 stands alone, as in the word "library".
+        A wide fc2 behind a quantised fc1 stands alone, as in the word "library"; one kernel for
+        both is "fused", and adds what is pending like the half-precision one.
         """
         if self.proj.quantized:
             proj = "quantized"
-        if self.fc2.quantized:
+        if self.mlp == "fused":
+            mlp = "fused"
+        elif self.fc2.quantized:
             mlp = "quantized"
         elif self.fc1.quantized and mlp in ("fused", "split"):
             mlp = "library"
         return proj, mlp
 
     def __str__(self) -> str:
-        parts = [f"{f.name} {getattr(self, f.name)}" for f in dataclasses.fields(self)]
-        return ", ".join(parts)
+        names = [f.name for f in dataclasses.fields(self) if f.name != "mlp"]
+        parts = [f"{name} {getattr(self, name)}" for name in names]
+        return ", ".join(parts) + (" in one kernel" if self.mlp == "fused" else "")
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The forward pass of a quantised engine: engine/forward.py's story with 8-bit layers told here.
 
     norm + quantise -> qkv -> q, k, v in 8 bits -> attention -> proj onto x, wide
-    norm + quantise -> fc1, GELU, 8 bits -> fc2 onto x, wide
+    norm + quantise -> fc1, GELU, 8 bits -> fc2 onto x, wide        or all of this in one kernel
 
 The residual stream, softmax, LayerNorm, GELU, patch embedding and head are those of the wide
 engine. So is every layer that its plan leaves wide; the two meet in the tensors between them, and
@@ -15,7 +15,7 @@ from typing import Any, cast
 import torch
 
 from fastswin._triton.available import Impl
-from fastswin.engine.forward import BlockOffsets, Forward, Offset
+from fastswin.engine.forward import BlockOffsets, Forward, Offset, Unjoined
 from fastswin.engine.plan import StagePlan
 from fastswin.engine.precision import FORMAT_DTYPES
 from fastswin.engine.prepare import Linear, Norm, PreparedBlock
@@ -27,21 +27,32 @@ class QuantizedForward(Forward):
     """Runs a bound plan whose stages have formats."""
 
     def attention_half(
-        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offsets: BlockOffsets
+        self,
+        x: torch.Tensor,
+        block: PreparedBlock,
+        stage: StagePlan,
+        offsets: BlockOffsets,
+        unjoined: Unjoined | None = None,
     ) -> None:
         """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place."""
         formats = _formats(stage, block)
         if formats.qkv.quantized:
+            self.join(x, unjoined, stage)
+            unjoined = None
+        if formats.qkv.quantized:
+            eps = self.eps if block.norm1 is None else None
             h, token_scale = self.quantized_input(
-                x, block.qkv, formats.qkv, offsets.norm1, self.eps if block.norm1 is None else None
+                x, block.qkv, formats.qkv, offsets.norm1, eps, stage.pdl
             )
             stored = formats.attention != "wide"
-            qkv = self.product(h, block.qkv, formats.qkv, token_scale, quantize_output=stored)
+            qkv = self.product(
+                h, block.qkv, formats.qkv, token_scale, quantize_output=stored, pdl=stage.pdl
+            )
         else:
-            qkv = self.project_qkv(x, block, stage, offsets.norm1)
+            qkv = self.project_qkv(x, block, stage, offsets.norm1, unjoined)
         attended = self.quantized_attention(qkv, block, stage)
         if formats.proj.quantized:
-            self.add_product(x, attended, block.proj, formats.proj, block.norm1)
+            self.add_product(x, attended, block.proj, formats.proj, block.norm1, stage.pdl)
         else:
             self.project_back(x, attended, block, stage)
 
@@ -66,7 +77,7 @@ class QuantizedForward(Forward):
             table = block.bias_table(shift, self.precision.dtype)
             return self.ops.packed_window_attention(
                 qkv, table, block.head_scale, pad, block.scale, stage.num_heads,
-                stage.window_size, shift, self.precision.tf32, **output,
+                stage.window_size, shift, self.precision.tf32, **output, pdl=stage.pdl,
             )  # fmt: skip
         return self.ops.quantized_window_attention_ref(
             qkv, block.bias, stage.num_heads, stage.window_size, shift, block.scale,
@@ -75,28 +86,43 @@ class QuantizedForward(Forward):
 
     def mlp_half(
         self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offsets: BlockOffsets
-    ) -> None:
+    ) -> Unjoined | None:
         """``x += mlp(norm2(x))`` (V1) or ``x += norm2(mlp(x))`` (V2), in place."""
         formats = _formats(stage, block)
         fc1, fc2 = formats.fc1, formats.fc2
         if not fc1.quantized and not fc2.quantized:
-            super().mlp_half(x, block, stage, offsets)
-            return
+            return super().mlp_half(x, block, stage, offsets)
+        if formats.mlp == "fused":
+            self.fused_mlp(x, block, offsets.norm2)
+            return None
         reader = _steps(block.fc2) if fc2.quantized else None
         stored = reader if fc1.format == fc2.format else None  # fc1's epilogue writes fc2's input
         if fc1.quantized:
-            h, token_scale = self.quantized_input(
-                x, block.fc1, fc1, offsets.norm2, self.eps if block.norm2 is None else None
+            eps = self.eps if block.norm2 is None else None
+            h, token_scale = self.quantized_input(x, block.fc1, fc1, offsets.norm2, eps, stage.pdl)
+            h = self.product(
+                h, block.fc1, fc1, token_scale, reader=stored, activation="gelu", pdl=stage.pdl
             )
-            h = self.product(h, block.fc1, fc1, token_scale, reader=stored, activation="gelu")
         else:
             h = self.hidden(x, block, stage, offsets.norm2)
         if reader is not None and stored is None:
-            h = self.ops.quantize(h, reader.input_scale, FORMAT_DTYPES[fc2.format], impl=_impl(fc2))
+            h = self.ops.quantize(
+                h, reader.input_scale, FORMAT_DTYPES[fc2.format], impl=_impl(fc2), pdl=stage.pdl
+            )
         if fc2.quantized:
-            self.add_product(x, h, block.fc2, fc2, block.norm2)
+            self.add_product(x, h, block.fc2, fc2, block.norm2, stage.pdl)
         else:
-            self.shrink(x, h, block, formats.endings(stage.proj, stage.mlp)[1])
+            self.shrink(x, h, block, formats.endings(stage.proj, stage.mlp)[1], pdl=stage.pdl)
+        return None
+
+    def fused_mlp(self, x: torch.Tensor, block: PreparedBlock, offset: Offset) -> None:
+        """``x += offset + mlp(norm2(x + offset))`` in one 8-bit kernel, in place."""
+        fc1, fc2 = cast(LayerForms, block.fc1), cast(LayerForms, block.fc2)
+        self.ops.quantized_mlp(
+            x, fc1.packed, fc1.steps.scale, fc1.steps.bias, fc2.ordered, fc2.steps.scale,
+            fc2.steps.bias, input_scale=fc1.steps.input_scale, hidden_scale=fc2.steps.input_scale,
+            offset=offset, eps=self.eps, out=x, fc2_ordered=True, impl="triton",
+        )  # fmt: skip
 
     def merge(self, x: torch.Tensor, index: int, stage: StagePlan, offset: Offset) -> torch.Tensor:
         """Patch merging ``[B, H, W, C] -> [B, ceil(H/2), ceil(W/2), 2C]``."""
@@ -109,20 +135,22 @@ class QuantizedForward(Forward):
         eps = self.resample_eps if merging.norm is None else None
         token_scale: torch.Tensor | None
         if scale is None:  # one step a token needs the whole row first
-            rows = self.ops.gather_neighbours(x, offset=offset, impl=impl)
-            rows, token_scale = self.quantized_tokens(rows, layer, None, eps)
+            rows = self.ops.gather_neighbours(x, offset=offset, impl=impl, pdl=stage.pdl)
+            rows, token_scale = self.quantized_tokens(rows, layer, None, eps, stage.pdl)
         else:
             token_scale = self.marks_of_tokens(x) if layer.format == "int8" else None
             rows = self.ops.gather_neighbours(
                 x, layer_norm_eps=eps, offset=offset, output_scale=scale,
-                out_dtype=FORMAT_DTYPES[layer.format], impl=impl,
+                out_dtype=FORMAT_DTYPES[layer.format], impl=impl, pdl=stage.pdl,
             )  # fmt: skip
-        y = self.branch(rows, merging.reduction, layer, token_scale)
+        y = self.branch(rows, merging.reduction, layer, token_scale, stage.pdl)
         if token_scale is not None and _steps(merging.reduction).output_scale is not None:
             y.add_(token_scale[..., None] * 0.0)  # 8-bit storage lost the mark again
         if merging.norm is not None:
             norm = merging.norm
-            self.ops.layer_norm(y, norm.weight, norm.bias, eps=self.resample_eps, out=y, impl=impl)
+            self.ops.layer_norm(
+                y, norm.weight, norm.bias, eps=self.resample_eps, out=y, impl=impl, pdl=stage.pdl
+            )
         return y
 
     def marks_of_tokens(self, x: torch.Tensor) -> torch.Tensor:
@@ -135,7 +163,13 @@ class QuantizedForward(Forward):
         return self.ops.gather_neighbours(zeros, impl="reference").sum(dim=-1).add_(1.0)
 
     def quantized_input(
-        self, x: torch.Tensor, linear: Linear, layer: LayerFormat, offset: Offset, eps: float | None
+        self,
+        x: torch.Tensor,
+        linear: Linear,
+        layer: LayerFormat,
+        offset: Offset,
+        eps: float | None,
+        pdl: bool,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What a layer reads, and its steps ``[...]`` where every token has its own.
 
@@ -145,6 +179,7 @@ class QuantizedForward(Forward):
             layer: how it runs.
             offset: biases pending on the stream.
             eps: of the LayerNorm in front (V1), None where there is none.
+            pdl: programmatic dependent launch.
         """
         scale, dtype, impl = (
             _steps(linear).input_scale,
@@ -152,21 +187,23 @@ class QuantizedForward(Forward):
             _impl(layer),
         )
         if scale is None:
-            return self.quantized_tokens(x, layer, offset, eps)
+            return self.quantized_tokens(x, layer, offset, eps, pdl)
         if eps is None:
-            return self.ops.quantize(x, scale, dtype, impl=impl), None
+            return self.ops.quantize(x, scale, dtype, impl=impl, pdl=pdl), None
         return self.ops.layer_norm(
-            x, eps=eps, offset=offset, output_scale=scale, out_dtype=dtype, impl=impl
+            x, eps=eps, offset=offset, output_scale=scale, out_dtype=dtype, impl=impl, pdl=pdl
         ), None
 
     def quantized_tokens(
-        self, x: torch.Tensor, layer: LayerFormat, offset: Offset, eps: float | None
+        self, x: torch.Tensor, layer: LayerFormat, offset: Offset, eps: float | None, pdl: bool
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Rows in 8 bits, normalised first unless ``eps`` is None, and the steps of each."""
         dtype, impl = FORMAT_DTYPES[layer.format], _impl(layer)
         if eps is None:
-            return self.ops.quantize_per_token(x, dtype, impl=impl)
-        return self.ops.layer_norm_per_token(x, eps=eps, offset=offset, dtype=dtype, impl=impl)
+            return self.ops.quantize_per_token(x, dtype, impl=impl, pdl=pdl)
+        return self.ops.layer_norm_per_token(
+            x, eps=eps, offset=offset, dtype=dtype, impl=impl, pdl=pdl
+        )
 
     def product(
         self,
@@ -177,6 +214,7 @@ class QuantizedForward(Forward):
         *,
         quantize_output: bool = False,
         reader: Steps | None = None,
+        pdl: bool = False,
         **epilogue: Any,
     ) -> torch.Tensor:
         """One 8-bit product ``[..., K] -> [..., N]``, bias included.
@@ -188,6 +226,7 @@ class QuantizedForward(Forward):
             token_scale: the input's steps ``[...]`` where every token has its own.
             quantize_output: whether it is stored with the layer's own output steps.
             reader: or with the input's step of the layer that reads it.
+            pdl: programmatic dependent launch, which the library's products have not.
             epilogue: ``activation``, ``residual`` and ``out`` of the operator.
         """
         forms = cast(LayerForms, linear)
@@ -206,7 +245,7 @@ class QuantizedForward(Forward):
         return self.ops.quantized_linear(
             h, forms.packed, steps.scale, steps.bias, row_scale=token_scale, output_scale=scale,
             out_dtype=None if scale is not None else self.precision.dtype, impl=_impl(layer),
-            **epilogue,
+            pdl=pdl, **epilogue,
         )  # fmt: skip
 
     def branch(
@@ -215,12 +254,13 @@ class QuantizedForward(Forward):
         linear: Linear,
         layer: LayerFormat,
         token_scale: torch.Tensor | None = None,
+        pdl: bool = False,
     ) -> torch.Tensor:
         """A product in the wide dtype, through 8 bits where the scheme stores it so."""
         steps = _steps(linear)
         if steps.output_scale is None:
-            return self.product(h, linear, layer, token_scale)
-        stored = self.product(h, linear, layer, token_scale, quantize_output=True)
+            return self.product(h, linear, layer, token_scale, pdl=pdl)
+        stored = self.product(h, linear, layer, token_scale, quantize_output=True, pdl=pdl)
         return stored.to(self.precision.dtype).mul_(steps.output_step)
 
     def add_product(
@@ -230,15 +270,16 @@ class QuantizedForward(Forward):
         linear: Linear,
         layer: LayerFormat,
         norm: Norm | None,
+        pdl: bool,
     ) -> None:
         """``x += product(h)`` (V1) or ``x += norm(product(h))`` (V2), in place."""
         steps = _steps(linear)
         if norm is not None:
-            self._add_normed(x, self.branch(h, linear, layer), norm, _impl(layer))
+            self._add_normed(x, self.branch(h, linear, layer, pdl=pdl), norm, _impl(layer), pdl)
         elif steps.output_scale is None:
-            self.product(h, linear, layer, residual=x, out=x)
+            self.product(h, linear, layer, pdl=pdl, residual=x, out=x)
         else:
-            stored = self.product(h, linear, layer, quantize_output=True)
+            stored = self.product(h, linear, layer, quantize_output=True, pdl=pdl)
             x.add_(stored.to(x.dtype), alpha=steps.output_step)
 
 

@@ -11,7 +11,10 @@ Thresholds: H100, batches 1 and 32 of Swin-T and L, one GEMM at a time with its 
 blocks in one graph. Stage 1 of Swin-T, 100,352 rows of 96 channels: the fused fp16 MLP takes 57 us,
 two int8 GEMMs with their LayerNorm 75; LayerNorm, qkv and attention 73 us against 63, since q, k
 and v are written and read in half the bytes. proj takes as long in 8 bits as in the library, which
-accumulates onto the stream in place, up to 768 channels.
+accumulates onto the stream in place, up to 768 channels; but 100,352 rows of 192 channels take the
+library 51 us and our int8 kernel 39.
+
+`python -m fastswin.bench.quant_halves` measures every choice that is made here.
 """
 
 from __future__ import annotations
@@ -21,25 +24,50 @@ from typing import Literal
 Mix = Literal["auto", "scheme"]
 MIXES: tuple[str, ...] = ("auto", "scheme")
 
+NEVER = 1 << 62
+
 #: Fewest rows from which an 8-bit qkv pays, by the widest stage that the number is for.
 QKV_ROWS = {128: 50_000, 192: 6_000, 384: 1_000}
 
-#: The same for both products of the MLP; up to 128 channels one fused kernel in half precision is
-#: faster at any number of rows.
-MLP_ROWS = {128: 1 << 62, 192: 12_000, 384: 1_000}
+#: The same for both products of the MLP in kernels of their own; up to 128 channels one fused
+#: kernel in half precision is faster at any number of rows.
+MLP_ROWS = {128: NEVER, 192: 12_000, 384: 1_000}
+
+#: The same for both in one 8-bit kernel, which takes precedence. Prototypes, us: 96 channels int8
+#: 56.7, fp8 53.4, fp16 fused 54.0; 128 channels 73.4, 77.8, 81.5; 192 channels and 25,088 rows
+#: 38.3, 37.3, 44.9 (two 8-bit kernels and their LayerNorm: 44.5), 100,352 rows 128, 121, 188 (168).
+FUSED_MLP_ROWS = {
+    "int8": {96: NEVER, 128: 50_000, 192: 12_000},
+    "fp8": {96: NEVER, 128: 50_000, 192: 12_000},
+}
 
 #: Widest stage whose proj is as fast in half precision; the library's fp8 product of 768 channels
 #: takes 10.0 us where fp16 in place takes 13.6.
 WIDE_PROJ_CHANNELS = {"int8": 768, "fp8": 512}
 
-#: Widest stage of few rows that stays wide: its kernels hold their LayerNorm and are launched ahead
-#: (engine/small_batch.py). Reading half the weights saves 2.4 us a block at 768 channels, two more
-#: launches cost 4; at 1,536 channels it saves 9.
-SMALL_STAGE_CHANNELS = 768
+#: Narrow stages whose proj pays in 8 bits nevertheless: fewest rows by exact channels.
+NARROW_PROJ_ROWS = {192: 50_000}
+
+#: Widest stage of few rows that stays wide. Both forms take as many launches (LayerNorm is one of
+#: its own from 129 channels up) and all are launched ahead (_triton/pdl.py); 8 bits read half the
+#: weights, 1.8 MB less a block at 384 channels, and fc2 is ours instead of the library's, which
+#: begins when the kernel before has drained: 19.3 us a block against 17 predicted. At 192 channels
+#: 0.7 us would be gained, less than launches vary by.
+SMALL_STAGE_CHANNELS = 192
+
+#: Widest stage of few rows whose proj stays wide, and with it attention's output; in V2 every
+#: layer, since nothing stands before qkv and fc1 that could quantise their input.
+SMALL_PROJ_CHANNELS = 768
 
 
 def why_wide(
-    layer: str, format: str, rows: int, channels: int, *, small: bool = False
+    layer: str,
+    format: str,
+    rows: int,
+    channels: int,
+    *,
+    small: bool = False,
+    post_norm: bool = False,
 ) -> str | None:
     """None where 8 bits pay for a layer, else why it stays wide.
 
@@ -49,17 +77,41 @@ def why_wide(
         rows: tokens of the batch in this stage.
         channels: of this stage.
         small: whether the stage has the small-batch forms in half precision.
+        post_norm: whether the model normalises after its products (V2).
     """
     if layer == "reduction":
         return "wide: 8 bits would save less than 1 % of a model, and cost most accuracy here"
-    if small and channels <= SMALL_STAGE_CHANNELS:
-        return f"wide: {rows} rows are bound by launches, of which 8 bits need more"
+    if small:
+        late = layer == "proj" or post_norm
+        widest = SMALL_PROJ_CHANNELS if late else SMALL_STAGE_CHANNELS
+        if channels > widest:
+            return None
+        return f"wide: {rows} rows of {channels} channels are bound by launches, not by weights"
     if layer == "proj":
         if channels > WIDE_PROJ_CHANNELS[format]:
             return None
+        if rows >= NARROW_PROJ_ROWS.get(channels, NEVER):
+            return None
         return f"wide: the library is as fast in half precision at {channels} channels"
     limits = QKV_ROWS if layer == "qkv" else MLP_ROWS
-    needed = next((fewest for widest, fewest in limits.items() if channels <= widest), 0)
-    if rows >= needed:
+    if rows >= _needed(limits, channels, 0):
         return None
     return f"wide: 8 bits bring no speed at {rows} rows of {channels} channels"
+
+
+def why_not_fused(format: str, rows: int, channels: int) -> str | None:
+    """None where one 8-bit kernel for the whole MLP is fastest, else why not.
+
+    Args:
+        format: "int8" or "fp8".
+        rows: tokens of the batch in this stage.
+        channels: of this stage.
+    """
+    if rows >= _needed(FUSED_MLP_ROWS[format], channels, NEVER):
+        return None
+    return f"one 8-bit kernel is slower at {rows} rows of {channels} channels"
+
+
+def _needed(limits: dict[int, int], channels: int, beyond: int) -> int:
+    """The number for the narrowest entry that holds ``channels``, ``beyond`` past the widest."""
+    return next((fewest for widest, fewest in limits.items() if channels <= widest), beyond)

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from fastswin._triton.available import why_not_half
 from fastswin.engine.plan import SMALL_STAGE_VALUES, ModelPlan, StagePlan
 from fastswin.engine.prepare import Linear, PreparedModel
 from fastswin.engine.quantized.formats import (
@@ -23,10 +24,11 @@ from fastswin.engine.quantized.formats import (
     Storage,
 )
 from fastswin.engine.quantized.library import why_not_library
-from fastswin.engine.quantized.mix import Mix, why_wide
+from fastswin.engine.quantized.mix import Mix, why_not_fused, why_wide
 from fastswin.engine.quantized.prepare import LayerForms
 from fastswin.models.config import SwinConfig
 from fastswin.ops.quantized_linear.config import quantized_linear_blocker
+from fastswin.ops.quantized_mlp.config import quantized_mlp_blocker
 from fastswin.quant.ranges import Calibration, LayerRange
 
 
@@ -70,6 +72,10 @@ class _StageChooser:
         self.hidden = config.hidden_dim(stage.stage)
         self.rows = batch * stage.map_size[0] * stage.map_size[1]
         self.kernels = stage.qkv != "reference"
+        self.config = config
+        #: Whether half precision has the forms of few rows here, so that only weights' bytes count.
+        few = stage.pdl and self.rows * stage.channels <= SMALL_STAGE_VALUES
+        self.small = mix == "auto" and few
         self.reasons: dict[str, str] = {}
 
     def choose(self) -> StagePlan:
@@ -95,16 +101,39 @@ class _StageChooser:
         if qkv.quantized and self.range(f"{at}.attn.qkv").scheme.output == "quantized":
             attention = qkv.format
         proj = self.layer(f"{at}.attn.proj", C, C)
-        fc1 = self.layer(f"{at}.mlp.fc1", hidden, C)
-        fc2 = self.layer(f"{at}.mlp.fc2", C, hidden)
+        if attention != "wide" and self.small:
+            attention = "wide"  # a few windows gain nothing from half the bytes
+        if fused := self.fused_mlp(f"{at}.mlp"):
+            fc1 = fc2 = fused
+        else:
+            fc1 = self.layer(f"{at}.mlp.fc1", hidden, C)
+            fc2 = self.layer(f"{at}.mlp.fc2", C, hidden)
         if self.weights is not None:
             forms = self.weights.stages[self.stage.stage][number]
-            qkv = self.library("qkv", qkv, forms.qkv, 3 * C, C)
+            if attention == qkv.format:  # its form for the library holds the steps of q, k and v
+                qkv = self.library("qkv", qkv, forms.qkv, 3 * C, C)
             proj = self.library("proj", proj, forms.proj, C, C)
-            if fc2.format == fc1.format:  # the library's GELU needs an 8-bit output
+            if fc2.format == fc1.format and not fused:  # the library's GELU needs an 8-bit output
                 fc1 = self.library("fc1", fc1, forms.fc1, hidden, C)
-            fc2 = self.library("fc2", fc2, forms.fc2, C, hidden)
-        return BlockFormats(qkv, attention, proj, fc1, fc2)
+            if not fused:
+                fc2 = self.library("fc2", fc2, forms.fc2, C, hidden)
+        return BlockFormats(qkv, attention, proj, fc1, fc2, "fused" if fused else "split")
+
+    def fused_mlp(self, at: str) -> LayerFormat | None:
+        """The format of an MLP that is one 8-bit kernel, None where it is not."""
+        if self.mix != "auto" or not self.kernels or self.small:
+            return None
+        reason = why_not_one_kernel(self.config, self.range(f"{at}.fc1"), self.range(f"{at}.fc2"))
+        format = self.range(f"{at}.fc1").scheme.format
+        if reason is None and self.weights is not None:
+            reason = why_not_half(self.weights.patch_weight.dtype)
+        if reason is None:
+            C = self.stage.channels
+            reason = quantized_mlp_blocker(C, self.hidden) or why_not_fused(format, self.rows, C)
+        if reason is not None:
+            self.reasons["fused 8-bit mlp"] = reason
+            return None
+        return LayerFormat(format, "triton")
 
     def library(self, kind: str, layer: LayerFormat, forms: Linear, N: int, K: int) -> LayerFormat:
         """The layer, by the CUDA library where that is faster and has it."""
@@ -142,5 +171,20 @@ class _StageChooser:
             return f"wide: {blocker}"
         if self.mix != "auto":
             return None
-        small = self.stage.pdl and self.rows * self.stage.channels <= SMALL_STAGE_VALUES
-        return why_wide(kind, format, self.rows, self.stage.channels, small=small)
+        return why_wide(
+            kind, format, self.rows, self.stage.channels, small=self.small,
+            post_norm=self.config.version == 2,
+        )  # fmt: skip
+
+
+def why_not_one_kernel(config: SwinConfig, fc1: LayerRange, fc2: LayerRange) -> str | None:
+    """Reason why scheme or model keep an MLP in several kernels, None where one can be had."""
+    if config.version != 1:
+        return "V2 normalises the branch after fc2"
+    if not fc1.scheme.quantized or fc1.scheme.format != fc2.scheme.format:
+        return "fc1 and fc2 are not in one 8-bit format"
+    if "per_token" in (fc1.scheme.activation, fc2.scheme.activation):
+        return "a step a token needs the row's maximum first"
+    if fc2.scheme.output == "quantized":
+        return "fc2's output is stored in 8 bits"
+    return None

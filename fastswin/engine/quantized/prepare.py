@@ -21,6 +21,7 @@ from fastswin.engine.prepare import Affine, Builder, Footprint, Linear, Prepared
 from fastswin.engine.quantized.formats import LayerFormat, StageFormats
 from fastswin.engine.quantized.library import LibraryAffine, library_affine
 from fastswin.models.swin import SwinTransformer
+from fastswin.ops.quantized_mlp.config import order_hidden
 from fastswin.quant.convert import quantize_linear
 from fastswin.quant.fake_quant import quantize
 from fastswin.quant.layers import QuantLayer, quant_layers
@@ -111,6 +112,11 @@ class LayerForms:
         return self._place(self._packed)
 
     @functools.cached_property
+    def ordered(self) -> torch.Tensor:
+        """fc2's 8-bit weight ``[N, K]`` for the kernel that holds the whole MLP."""
+        return self._place(order_hidden(self._packed))
+
+    @functools.cached_property
     def steps(self) -> Steps:
         """What both 8-bit forms share."""
         host = self._steps
@@ -128,13 +134,15 @@ class LayerForms:
     def placed(self) -> list[torch.Tensor]:
         """The weights that are on the device."""
         there = self.__dict__
-        found = [there[name] for name in ("weight", "packed") if name in there]
+        found = [there[name] for name in ("weight", "packed", "ordered") if name in there]
         return found + ([self.library.weight] if "library" in there else [])
 
-    def place(self, layer: LayerFormat) -> None:
+    def place(self, layer: LayerFormat, *, ordered: bool = False) -> None:
         """Bring the form of a plan to the device."""
         if not layer.quantized:
             _ = self.weight
+        elif ordered:
+            _ = self.steps, self.ordered
         else:
             _ = self.steps, self.library if layer.backend == "cublaslt" else self.packed
 
@@ -166,14 +174,15 @@ def place_forms(weights: PreparedModel, stages: Sequence[StageFormats]) -> None:
     for index, formats in enumerate(stages):
         for block, wanted in zip(weights.stages[index], formats.blocks, strict=True):
             for name in ("qkv", "proj", "fc1", "fc2"):
-                _place(getattr(block, name), getattr(wanted, name))
+                ordered = name == "fc2" and wanted.mlp == "fused"
+                _place(getattr(block, name), getattr(wanted, name), ordered)
         if formats.reduction is not None:
             _place(weights.mergings[index].reduction, formats.reduction)
 
 
-def _place(linear: Linear, layer: LayerFormat) -> None:
+def _place(linear: Linear, layer: LayerFormat, ordered: bool = False) -> None:
     if isinstance(linear, LayerForms):
-        linear.place(layer)
+        linear.place(layer, ordered=ordered)
 
 
 class _QuantizedBuilder(Builder):

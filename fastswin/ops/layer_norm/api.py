@@ -47,7 +47,7 @@ def layer_norm(
         out: where the result goes; may be ``x`` or ``residual``.
         impl: "auto", "triton" or "reference".
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
-            ``weight``, ``bias`` or ``offset``.
+            ``weight``, ``bias``, ``offset`` or ``output_scale``.
 
     Returns:
         ``[..., C]`` in x's dtype, or in 8 bits.
@@ -109,11 +109,12 @@ def layer_norm_per_token(
     offset: torch.Tensor | None = None,
     dtype: torch.dtype = torch.int8,
     impl: Impl = "auto",
+    pdl: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """``layer_norm(x + offset) * weight + bias`` in 8 bits, every row with a step of its own.
 
     Args:
-        x, weight, bias, eps, offset, impl: as in :func:`layer_norm`.
+        x, weight, bias, eps, offset, impl, pdl: as in :func:`layer_norm`.
         dtype: ``torch.int8`` or ``torch.float8_e4m3fn``.
 
     Returns:
@@ -146,7 +147,7 @@ def layer_norm_per_token(
 
     out = torch.empty(x.shape, dtype=dtype, device=x.device)
     row_scale = torch.empty(x.shape[:-1], dtype=torch.float32, device=x.device)
-    layer_norm_fwd(x, weight, bias, eps, offset, None, out, row_scale=row_scale)
+    layer_norm_fwd(x, weight, bias, eps, offset, None, out, row_scale=row_scale, pdl=pdl)
     return out, row_scale
 
 

@@ -15,7 +15,7 @@ import triton.language as tl
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.math import inverse_step, normalize_rows, round_to_8_bits
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
-from fastswin.ops.layer_norm.config import NUM_WARPS, num_programs, row_tiles
+from fastswin.ops.layer_norm.config import launch_tiles, num_programs
 from fastswin.ops.quantize.forward import row_amax_bits, token_step
 from fastswin.ops.quantize.reference import LARGEST, SMALLEST_STEP
 
@@ -57,6 +57,9 @@ def _layer_norm_fwd_kernel(
     at = row[:, None] * C
     ma = valid & (ca < C)[None, :]
     mb = valid & (cb < C)[None, :]
+    inverse = 1.0
+    if output_scale_ptr is not None:  # before x, so that no second wait for memory follows x's
+        inverse = inverse_step(tl.load(output_scale_ptr))
     wait_for_previous(PDL)
     a = tl.load(x_ptr + at + ca[None, :], mask=ma, other=0.0).to(tl.float32)
     b = a
@@ -84,8 +87,6 @@ def _layer_norm_fwd_kernel(
             step = token_step(amax_bits.to(tl.float32, bitcast=True), LARGEST, SMALLEST)
             tl.store(row_scale_ptr + first + row, step, mask=first + row < M)
             inverse = tl.div_rn(1.0, step)[:, None]
-        else:
-            inverse = inverse_step(tl.load(output_scale_ptr))
         q = round_to_8_bits(a * inverse, out_ptr.dtype.element_ty)
         tl.store(out_ptr + at + ca[None, :], q, mask=ma)
         if CB > 0:
@@ -126,7 +127,7 @@ def layer_norm_fwd(
     if x.numel() == 0:
         return out
     M = x.numel() // C
-    tiles = row_tiles(C)
+    tiles, num_warps = launch_tiles(C, M)
     with on_device(x.device):
         _layer_norm_fwd_kernel[(num_programs(M, tiles),)](
             x,
@@ -138,7 +139,7 @@ def layer_norm_fwd(
             HAS_WEIGHT=weight is not None, HAS_BIAS=bias is not None,
             HAS_OFFSET=offset is not None, HAS_RESIDUAL=residual is not None,
             output_scale_ptr=output_scale, row_scale_ptr=row_scale,
-            LARGEST=LARGEST.get(out.dtype, 0.0), SMALLEST=SMALLEST_STEP, num_warps=NUM_WARPS,
+            LARGEST=LARGEST.get(out.dtype, 0.0), SMALLEST=SMALLEST_STEP, num_warps=num_warps,
             **pdl_options(pdl, device_capability(x.device)),
         )  # fmt: skip
     return out

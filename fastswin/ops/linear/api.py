@@ -20,11 +20,9 @@ from fastswin.ops.linear.config import (
     LinearConfig,
     NormLinearConfig,
     OneShotConfig,
-    SlicedConfig,
     layer_norm_linear_blocker,
     one_shot_blocker,
-    sliced_blocker,
-    why_no_slices,
+    why_no_one_shot,
 )
 
 Activation = Literal["gelu"]
@@ -47,7 +45,7 @@ def linear(
     """``residual + activation(norm(x) @ weight.T + bias)`` in one kernel.
 
     Args:
-        x: ``[..., K]``, contiguous rows.
+        x: ``[..., K]``.
         weight: ``[N, K]`` in x's dtype, as torch.nn.Linear stores it.
         bias: ``[N]`` or None.
         activation: None or "gelu" (erf, to half a half-precision rounding).
@@ -55,11 +53,11 @@ def linear(
         layer_norm_eps: normalises each row of x first, without affine (fold it into ``weight``
             and ``bias``); None leaves x as it is.
         offset: ``[K]`` added to every row before that norm; needs ``layer_norm_eps``.
-        out: ``[..., N]`` where the result goes; may be ``residual``.
+        out: contiguous ``[..., N]`` where the result goes; may be ``residual``.
         impl: "auto", "triton" or "reference".
         config: which kernel and its tiles: a :class:`LayerNormLinearConfig` with
-            ``layer_norm_eps``, a :class:`GemmConfig` or :class:`SlicedConfig` without, a
-            :class:`OneShotConfig` with and without; None takes the heuristic.
+            ``layer_norm_eps``, a :class:`GemmConfig` without, a :class:`OneShotConfig` with and
+            without; None takes the heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
             ``weight``, ``bias`` or ``offset``.
 
@@ -99,6 +97,7 @@ def linear(
             why_no_gradient(x, weight, bias, residual, offset),
             _why_not_config(x.device, K, layer_norm_eps, config),
             f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
+            None if out is None or out.is_contiguous() else "out is not contiguous",
         ],
     )
     if chosen == "reference":
@@ -109,8 +108,6 @@ def linear(
         return one_shot.one_shot_linear_fwd(
             x, weight, bias, activation, layer_norm_eps, offset, residual, out, config, pdl
         )
-    if isinstance(config, SlicedConfig):
-        return one_shot.sliced_linear_fwd(x, weight, bias, activation, residual, out, config, pdl)
     if isinstance(config, LayerNormLinearConfig) or layer_norm_eps is not None:
         assert layer_norm_eps is not None  # checked with the type of config
         assert not isinstance(config, GemmConfig)
@@ -125,9 +122,7 @@ def _why_not_config(
     device: torch.device, K: int, eps: float | None, config: LinearConfig | NormLinearConfig | None
 ) -> str | None:
     if isinstance(config, OneShotConfig):
-        return why_no_slices(device) or one_shot_blocker(K, config)
-    if isinstance(config, SlicedConfig):
-        return why_no_slices(device) or sliced_blocker(K, config)
+        return why_no_one_shot(device) or one_shot_blocker(K)
     return layer_norm_linear_blocker(K) if eps is not None else None
 
 
@@ -150,5 +145,5 @@ def _linear_ref(
     if activation == "gelu":
         y = F.gelu(y)
     if residual is not None:
-        y = residual + y
+        y = (residual + y).to(dtype)
     return y if out is None else out.copy_(y)

@@ -67,38 +67,16 @@ class OneShotConfig:
 
     Attributes:
         block_m, block_n: tile of the product.
-        slices: parts of K that different warps multiply; 1 leaves the tile whole.
         num_warps: warps per program.
     """
 
     block_m: int
     block_n: int
-    slices: int
     num_warps: int
-
-
-@dataclasses.dataclass(frozen=True)
-class SlicedConfig:
-    """Launch options of the GEMM whose warps share out K (one_shot.py).
-
-    Attributes:
-        block_m, block_n: tile of the product.
-        block_k: channels of one slice in one step.
-        slices: products of different channels that a step makes side by side.
-        num_warps: warps per program.
-        num_stages: depth of the load pipeline over steps.
-    """
-
-    block_m: int
-    block_n: int
-    block_k: int
-    slices: int
-    num_warps: int
-    num_stages: int
 
 
 #: Options of a product without LayerNorm, and of one with.
-LinearConfig = GemmConfig | OneShotConfig | SlicedConfig
+LinearConfig = GemmConfig | OneShotConfig
 NormLinearConfig = LayerNormLinearConfig | OneShotConfig
 
 
@@ -166,24 +144,23 @@ def default_one_shot_config(
 ) -> OneShotConfig:
     """Heuristic: the largest tile that gives every multiprocessor two programs.
 
-    A program holds its rows in fp32, its strip of weights in half precision and one accumulator a
-    slice; half of its registers may go there. Slices, except to gather, where each is a neighbour,
-    do not pay: batched products are several times slower under Triton 3.6 (docs/performance.md).
+    A program holds its rows in fp32, its strip of weights in half precision and one accumulator, or
+    to gather one for each of four neighbours; half of its registers may go there.
     """
-    slices = 4 if gather else 1
+    accumulators = 4 if gather else 1
     tiles = ((64, 64), (32, 64), (64, 32), (32, 32), (16, 32), (16, 16))
-    chosen = (*tiles[-1], max(8, slices))
+    chosen = OneShotConfig(*tiles[-1], num_warps=8)
     for block_m, block_n in tiles:
         if block_m >= 2 * max(M, MIN_DOT) or block_n >= 2 * max(N, MIN_DOT):
             continue
-        values = block_m * K + block_n * K // 2 + slices * block_m * block_n
-        warps = next((w for w in (4, 8, 16) if w >= slices and _registers_fit(values, w)), None)
+        values = block_m * K + block_n * K // 2 + accumulators * block_m * block_n
+        warps = next((count for count in (4, 8, 16) if _registers_fit(values, count)), None)
         if warps is None:
             continue
-        chosen = (block_m, block_n, warps)
+        chosen = OneShotConfig(block_m, block_n, warps)
         if cdiv(M, block_m) * cdiv(N, block_n) >= 2 * multiprocessors:
             break
-    return OneShotConfig(chosen[0], chosen[1], slices, chosen[2])
+    return chosen
 
 
 def _registers_fit(values: int, warps: int) -> bool:
@@ -191,48 +168,17 @@ def _registers_fit(values: int, warps: int) -> bool:
     return values <= 0.5 * threads * min(255, 65536 // threads)
 
 
-def default_sliced_config(
-    M: int, N: int, K: int, multiprocessors: int, capability: tuple[int, int]
-) -> SlicedConfig:
-    """Heuristic: as above for the tile; as many slices as there are warps, where K allows."""
-    block_m, block_n = next(
-        (
-            (block_m, block_n)
-            for block_m, block_n in ((64, 64), (64, 32), (32, 32), (16, 32))
-            if cdiv(M, block_m) * cdiv(N, block_n) >= 0.6 * multiprocessors
-        ),
-        (MIN_DOT, 32 if N >= 32 else MIN_DOT),
-    )
-    # a step of all slices holds 512 channels at most: deeper loads gain nothing, shared memory ends
-    block_k = 64 if K % 64 == 0 else (32 if K % 32 == 0 else MIN_DOT)
-    slices = next(s for s in (8, 4, 2, 1) if K % (s * block_k) == 0)
-    step_bytes = 2 * (block_m + block_n) * block_k * slices
-    budget = (200 if capability >= (9, 0) else 90) * 1024
-    stages = max(1, min(4, budget // step_bytes))
-    return SlicedConfig(block_m, block_n, block_k, slices, max(4, slices), stages)
-
-
-def why_no_slices(device: torch.device) -> str | None:
+def why_no_one_shot(device: torch.device) -> str | None:
     """Reason why a GPU cannot run the one-shot kernels, None where it can."""
     if device.type != "cuda" or device_capability(device) >= (8, 0):
         return None
     return "one-shot products need the tensor cores of compute capability 8.0"
 
 
-def one_shot_blocker(K: int, config: OneShotConfig | None = None) -> str | None:
+def one_shot_blocker(K: int) -> str | None:
     """Reason why a program cannot hold whole rows of K channels, None where it can."""
     if K > MAX_ONE_SHOT_K:
         return f"{K} input channels exceed {MAX_ONE_SHOT_K}"
-    columns = split_columns(K)
-    if columns is None:
+    if split_columns(K) is None:
         return f"{K} input channels are not one or two powers of two of at least {MIN_DOT}"
-    slices = 1 if config is None else config.slices
-    if min(part for part in columns if part) < MIN_DOT * slices:
-        return f"{slices} slices of {K} input channels are narrower than {MIN_DOT}"
     return None
-
-
-def sliced_blocker(K: int, config: SlicedConfig) -> str | None:
-    """Reason why slices do not cover K, None where they do."""
-    step = config.block_k * config.slices
-    return f"{step} channels a step do not divide {K}" if K % step else None

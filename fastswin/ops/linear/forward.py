@@ -27,6 +27,10 @@ from fastswin.ops.linear.config import (
     default_gemm_config,
     default_layer_norm_linear_config,
 )
+from fastswin.ops.linear.operands import prepare_operands
+
+#: Bytes that the base of a tensor must be a multiple of for the tensor copy engine.
+TMA_ALIGNMENT = 16
 
 
 @triton.jit
@@ -187,16 +191,13 @@ def linear_fwd(
     config: GemmConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Launch the tiled GEMM on contiguous ``x [..., K]``; see the public function."""
+    """Launch the tiled GEMM on ``x [..., K]``; see the public function."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    x, weight = x.contiguous(), weight.contiguous()
-    N, K = weight.shape
-    if out is None:
-        out = x.new_empty(*x.shape[:-1], N)
+    given = prepare_operands(x, weight, bias, None, residual, out)
+    out, M, N, K = given.out, given.M, given.N, given.K
     if out.numel() == 0:
         return out
-    M = x.numel() // K
     multiprocessors = multiprocessor_count(x.device)
     if config is None:
         config = default_gemm_config(M, N, K, multiprocessors, device_capability(x.device))
@@ -207,13 +208,12 @@ def linear_fwd(
         "HAS_RESIDUAL": residual is not None, "NUM_STAGES": config.num_stages,
         "num_warps": config.num_warps, **pdl_options(pdl, device_capability(x.device)),
     }  # fmt: skip
-    pointers = (x if bias is None else bias, x if residual is None else residual, out)
+    pointers = given.pointers("bias", "residual", "out")
     with on_device(x.device):
-        if config.tma:
-            flat = x.view(M, K)
+        if config.tma and not (given.x.data_ptr() | given.weight.data_ptr()) % TMA_ALIGNMENT:
             operands = (
-                TensorDescriptor.from_tensor(flat, [config.block_m, config.block_k]),
-                TensorDescriptor.from_tensor(weight, [config.block_n, config.block_k]),
+                TensorDescriptor.from_tensor(given.x.view(M, K), [config.block_m, config.block_k]),
+                TensorDescriptor.from_tensor(given.weight, [config.block_n, config.block_k]),
             )
             programs = tiles
             if config.persistent:
@@ -223,8 +223,9 @@ def linear_fwd(
             )
         else:
             _linear_fwd_kernel[(tiles,)](
-                x, weight, *pointers, M, N, K, **constants, EVEN_K=K % config.block_k == 0
-            )
+                given.x, given.weight, *pointers, M, N, K, **constants,
+                EVEN_K=K % config.block_k == 0,
+            )  # fmt: skip
     return out
 
 
@@ -239,14 +240,11 @@ def layer_norm_linear_fwd(
     config: LayerNormLinearConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Launch the x-stationary kernel on contiguous ``x [..., K]``; see the public function."""
-    x, weight = x.contiguous(), weight.contiguous()
-    N, K = weight.shape
-    if out is None:
-        out = x.new_empty(*x.shape[:-1], N)
+    """Launch the x-stationary kernel on ``x [..., K]``; see the public function."""
+    given = prepare_operands(x, weight, bias, offset, None, out)
+    out, M, N, K = given.out, given.M, given.N, given.K
     if out.numel() == 0:
         return out
-    M = x.numel() // K
     if config is None:
         config = default_layer_norm_linear_config(
             M, N, K, multiprocessor_count(x.device), device_capability(x.device)
@@ -257,7 +255,7 @@ def layer_norm_linear_fwd(
     programs = cdiv(M, config.block_m) * config.column_splits
     with on_device(x.device):
         _layer_norm_linear_fwd_kernel[(programs,)](
-            x, weight, x if bias is None else bias, x if offset is None else offset, out, M, eps,
+            *given.pointers("x", "weight", "bias", "offset", "out"), M, eps,
             N=N, KA=columns[0], KB=columns[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n,
             COLUMN_SPLITS=config.column_splits, HAS_BIAS=bias is not None,
             HAS_OFFSET=offset is not None, GELU=activation == "gelu", NUM_STAGES=config.num_stages,

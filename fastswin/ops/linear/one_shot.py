@@ -1,19 +1,16 @@
-"""GEMMs for few rows: what counts is latency, not throughput.
+"""GEMM for few rows: what counts is latency, not throughput.
 
     x [M, K]   weight [N, K]   bias [N] fp32   residual, out [M, N]
     GATHER: x [B, H, W, K / 4], M = B * ceil(H / 2) * ceil(W / 2) rows of 2x2 neighbours
 
 With 49 to 3,136 rows a block's product takes under a microsecond of arithmetic; its time is the
-launch, the way of x from L2 and a chain of dependent steps. Two forms, both of which ask for the
-weights before they wait for the kernel in front (_triton/pdl.py):
+launch, the way of x from L2 and a chain of dependent steps. There is no loop over K: a program asks
+for its strip of weights ``[BLOCK_N, K]`` before it waits for the kernel in front (_triton/pdl.py)
+and holds it in registers when the wait ends; then x arrives at once, is normalised and multiplied.
 
-- ``one-shot`` has no loop over K: a program holds its strip of weights ``[BLOCK_N, K]`` in
-  registers when the wait ends, then x arrives in one go, is normalised and multiplied.
-- ``sliced`` serves K too long for that (fc2): K is walked over in steps.
-
-Both cut a tile along K into SLICES that different warps multiply side by side, as one batched
-product, and sum at the end in a fixed order: a chain of K / 16 tensor-core steps, 33 cycles each,
-becomes one of K / (16 * SLICES), and no warp needs all of x.
+To gather, tiles have an axis of four neighbours in front, ``[4, BLOCK, K / 4]``, which are
+multiplied as one batched product and summed in a fixed order. Cutting K like that elsewhere made
+launches two to ten times slower (docs/performance.md).
 
 2 M N K FLOPs; every program reads its whole strip, so L2 delivers
 ``M N K (1 / BLOCK_M + 1 / BLOCK_N) * itemsize`` bytes.
@@ -27,52 +24,48 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
 from fastswin._triton.math import gelu
-from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
-from fastswin._triton.tiles import cdiv, next_power_of_2, split_columns
-from fastswin.ops.linear.config import (
-    OneShotConfig,
-    SlicedConfig,
-    default_one_shot_config,
-    default_sliced_config,
-)
+from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.tiles import cdiv, split_columns
+from fastswin.ops.linear.config import OneShotConfig, default_one_shot_config
+from fastswin.ops.linear.operands import prepare_operands
 
 
 @triton.jit
-def _channels(FIRST: tl.constexpr, EACH: tl.constexpr, STRIDE: tl.constexpr, SLICES: tl.constexpr):
-    """Channel numbers: ``[1, EACH]``, or ``[SLICES, 1, EACH]`` with STRIDE between slices."""
-    if SLICES == 1:
-        return FIRST + tl.arange(0, EACH)[None, :]
-    else:
-        first = FIRST + tl.arange(0, SLICES)[:, None, None] * STRIDE
+def _channels(FIRST: tl.constexpr, EACH: tl.constexpr, C: tl.constexpr, GATHER: tl.constexpr):
+    """Channel numbers ``[1, EACH]``; to gather ``[4, 1, EACH]``, C between neighbours."""
+    if GATHER:
+        first = FIRST + tl.arange(0, 4)[:, None, None] * C
         return first + tl.arange(0, EACH)[None, None, :]
+    else:
+        return FIRST + tl.arange(0, EACH)[None, :]
 
 
 @triton.jit
-def _down(row, SLICES: tl.constexpr):
-    """A vector over rows, broadcastable to a tile of activations."""
-    if SLICES == 1:
-        return row[:, None]
-    else:
+def _down(row, GATHER: tl.constexpr):
+    """A vector over rows, broadcastable to a tile of activations or weights."""
+    if GATHER:
         return row[None, :, None]
+    else:
+        return row[:, None]
 
 
 @triton.jit
-def _row_sums(v, SLICES: tl.constexpr):
+def _row_sums(v, GATHER: tl.constexpr):
     """Sums over the channels of a tile, ``[BLOCK_M]``."""
-    if SLICES == 1:
-        return tl.sum(v, 1)
-    else:
+    if GATHER:
         return tl.sum(tl.sum(v, 2), 0)
+    else:
+        return tl.sum(v, 1)
 
 
 @triton.jit
 def _load_rows(
     x_ptr, offset_ptr, row, valid, k, H, W, FIRST: tl.constexpr, EACH: tl.constexpr,
-    K: tl.constexpr, SLICES: tl.constexpr, GATHER: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    K: tl.constexpr, GATHER: tl.constexpr, HAS_OFFSET: tl.constexpr,
 ):  # fmt: skip
     """Channels ``k`` of the activations' rows, offset added; in their dtype without one.
 
-    To gather, a slice is a neighbour: (row, column) even-even, odd-even, even-odd, odd-odd.
+    Neighbours in the order (row, column) even-even, odd-even, even-odd, odd-odd.
     """
     if GATHER:
         C: tl.constexpr = K // 4
@@ -89,28 +82,27 @@ def _load_rows(
             v = v.to(tl.float32) + tl.load(offset_ptr + c).to(tl.float32)[None, None, :]
             v = tl.where(inside, v, 0.0)
     else:
-        at = _down(row.to(tl.int64) * K, SLICES) + k
-        v = tl.load(x_ptr + at, mask=_down(valid, SLICES), other=0.0)
+        at = row.to(tl.int64)[:, None] * K + k
+        v = tl.load(x_ptr + at, mask=valid[:, None], other=0.0)
         if HAS_OFFSET:
             v = v.to(tl.float32) + tl.load(offset_ptr + k).to(tl.float32)
     return v
 
 
 @triton.jit
-def _multiply(x, w, acc, SLICES: tl.constexpr):
-    """``acc + x @ w.T``, each slice by itself."""
-    if SLICES == 1:
-        return tl.dot(x, tl.trans(w), acc)
-    else:
+def _multiply(x, w, acc, GATHER: tl.constexpr):
+    """``acc + x @ w.T``, each neighbour by itself."""
+    if GATHER:
         return tl.dot(x, tl.permute(w, (0, 2, 1)), acc)
+    else:
+        return tl.dot(x, tl.trans(w), acc)
 
 
 @triton.jit(do_not_specialize=["M"])
 def _one_shot_linear_kernel(
     x_ptr, weight_ptr, bias_ptr, offset_ptr, residual_ptr, out_ptr, M, H, W, eps,
     N: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, SLICES: tl.constexpr,
-    NORMALIZE: tl.constexpr, GATHER: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NORMALIZE: tl.constexpr, GATHER: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_OFFSET: tl.constexpr, GELU: tl.constexpr,
     HAS_RESIDUAL: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
@@ -122,102 +114,57 @@ def _one_shot_linear_kernel(
     row = tl.program_id(0) // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
     col = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     valid = row < M
-    EACH_A: tl.constexpr = KA // SLICES
-    EACH_B: tl.constexpr = KB // SLICES if KB > 0 else 16
-    FIRST_B: tl.constexpr = EACH_A if GATHER else KA
-    ka = _channels(0, EACH_A, K // 4 if GATHER else EACH_A, SLICES)
-    kb = _channels(FIRST_B, EACH_B, K // 4 if GATHER else EACH_B, SLICES)
-    cols_valid = _down(col < N, SLICES)
-    weight_at = weight_ptr + _down(col * K, SLICES)
+    # channels of two powers of two; to gather those of each neighbour
+    EACH_A: tl.constexpr = KA // 4 if GATHER else KA
+    EACH_B: tl.constexpr = 16 if KB == 0 else KB // 4 if GATHER else KB
+    ka = _channels(0, EACH_A, K // 4, GATHER)
+    kb = _channels(EACH_A, EACH_B, K // 4, GATHER)
+    cols_valid = _down(col < N, GATHER)
+    weight_at = weight_ptr + _down(col * K, GATHER)
     wa = tl.load(weight_at + ka, mask=cols_valid, other=0.0)
     if KB > 0:
         wb = tl.load(weight_at + kb, mask=cols_valid, other=0.0)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)
     wait_for_previous(PDL)
-    a = _load_rows(
-        x_ptr, offset_ptr, row, valid, ka, H, W, 0, EACH_A, K, SLICES, GATHER, HAS_OFFSET
-    )  # fmt: skip
+    a = _load_rows(x_ptr, offset_ptr, row, valid, ka, H, W, 0, EACH_A, K, GATHER, HAS_OFFSET)
     if KB > 0:
         b = _load_rows(
-            x_ptr, offset_ptr, row, valid, kb, H, W, FIRST_B, EACH_B, K, SLICES, GATHER, HAS_OFFSET
-        )  # fmt: skip
+            x_ptr, offset_ptr, row, valid, kb, H, W, EACH_A, EACH_B, K, GATHER, HAS_OFFSET
+        )
     at = row[:, None].to(tl.int64) * N + col[None, :]
     keep = valid[:, None] & (col < N)[None, :]
     if HAS_RESIDUAL:
         residual = tl.load(residual_ptr + at, mask=keep, other=0.0).to(tl.float32)
     if NORMALIZE:
         a = a.to(tl.float32)
-        total = _row_sums(a, SLICES)
+        total = _row_sums(a, GATHER)
         if KB > 0:
             b = b.to(tl.float32)
-            total += _row_sums(b, SLICES)
-        a -= _down(total / K, SLICES)
-        square = _row_sums(a * a, SLICES)
+            total += _row_sums(b, GATHER)
+        a -= _down(total / K, GATHER)
+        square = _row_sums(a * a, GATHER)
         if KB > 0:
-            b -= _down(total / K, SLICES)
-            square += _row_sums(b * b, SLICES)
+            b -= _down(total / K, GATHER)
+            square += _row_sums(b * b, GATHER)
         rstd = 1.0 / tl.sqrt(square / K + eps)
-        a *= _down(rstd, SLICES)
+        a *= _down(rstd, GATHER)
         if KB > 0:
-            b *= _down(rstd, SLICES)
-    if SLICES == 1:
-        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+            b *= _down(rstd, GATHER)
+    if GATHER:
+        acc = tl.zeros([4, BLOCK_M, BLOCK_N], tl.float32)
     else:
-        acc = tl.zeros([SLICES, BLOCK_M, BLOCK_N], tl.float32)
-    acc = _multiply(a.to(dtype), wa, acc, SLICES)
+        acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
+    acc = _multiply(a.to(dtype), wa, acc, GATHER)
     if KB > 0:
-        acc = _multiply(b.to(dtype), wb, acc, SLICES)
-    y = acc if SLICES == 1 else tl.sum(acc, 0)
+        acc = _multiply(b.to(dtype), wb, acc, GATHER)
+    y = tl.sum(acc, 0) if GATHER else acc
     if HAS_BIAS:
         y += bias[None, :]
     if GELU:
         y = gelu(y)
     if HAS_RESIDUAL:
         y += residual
-    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=keep)
-
-
-@triton.jit(do_not_specialize=["M"])
-def _sliced_linear_kernel(
-    x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, M,
-    N: tl.constexpr, K: tl.constexpr, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, SLICES: tl.constexpr, LINES: tl.constexpr,
-    HAS_BIAS: tl.constexpr, GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    NUM_STAGES: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """One program per output tile; a step multiplies SLICES * BLOCK_K channels at once."""
-    launch_dependents(PDL)
-    tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
-    first_col = tl.program_id(0) % tiles_n * BLOCK_N
-    prefetch_l2(
-        weight_ptr + first_col * K, tl.minimum(BLOCK_N, N - first_col) * K, LINES, PDL
-    )  # fmt: skip
-    row = tl.program_id(0) // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
-    col = first_col + tl.arange(0, BLOCK_N)
-    valid = row < M
-    cols_valid = col < N
-    # a step covers consecutive channels, so that its loads are whole lines
-    k = tl.arange(0, SLICES)[:, None, None] * BLOCK_K + tl.arange(0, BLOCK_K)[None, None, :]
-    x_at = x_ptr + row.to(tl.int64)[None, :, None] * K + k
-    weight_at = weight_ptr + col[None, :, None] * K + k
-    if HAS_BIAS:
-        bias = tl.load(bias_ptr + col, mask=cols_valid, other=0.0).to(tl.float32)
-    wait_for_previous(PDL)
-    acc = tl.zeros([SLICES, BLOCK_M, BLOCK_N], tl.float32)
-    for start in tl.range(0, K, SLICES * BLOCK_K, num_stages=NUM_STAGES):
-        x = tl.load(x_at + start, mask=valid[None, :, None], other=0.0)
-        w = tl.load(weight_at + start, mask=cols_valid[None, :, None], other=0.0)
-        acc = tl.dot(x, tl.permute(w, (0, 2, 1)), acc)
-    y = tl.sum(acc, 0)
-    if HAS_BIAS:
-        y += bias[None, :]
-    if GELU:
-        y = gelu(y)
-    at = row[:, None].to(tl.int64) * N + col[None, :]
-    keep = valid[:, None] & cols_valid[None, :]
-    if HAS_RESIDUAL:
-        y += tl.load(residual_ptr + at, mask=keep, other=0.0).to(tl.float32)
     tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=keep)
 
 
@@ -234,20 +181,16 @@ def one_shot_linear_fwd(
     pdl: bool = False,
     gather: bool = False,
 ) -> torch.Tensor:
-    """Launch the one-shot GEMM on contiguous ``x [..., K]``, or ``[B, H, W, K / 4]`` to gather.
+    """Launch the one-shot GEMM on ``x [..., K]``, or ``[B, H, W, K / 4]`` to gather.
 
     ``eps`` None means no LayerNorm; otherwise as the public functions have it.
     """
-    x, weight = x.contiguous(), weight.contiguous()
-    N, K = weight.shape
     H, W = (x.shape[1], x.shape[2]) if gather else (1, 1)
-    if out is None:
-        shape = (x.shape[0], (H + 1) // 2, (W + 1) // 2) if gather else x.shape[:-1]
-        out = x.new_empty(*shape, N)
+    rows = (x.shape[0], cdiv(H, 2), cdiv(W, 2)) if gather else None
+    given = prepare_operands(x, weight, bias, offset, residual, out, rows)
+    out, M, N, K = given.out, given.M, given.N, given.K
     if out.numel() == 0:
         return out
-    M = out.numel() // N
-    capability = device_capability(x.device)
     if config is None:
         config = default_one_shot_config(M, N, K, multiprocessor_count(x.device), gather)
     columns = split_columns(K)  # of 4C: four times those of C
@@ -255,46 +198,12 @@ def one_shot_linear_fwd(
     programs = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     with on_device(x.device):
         _one_shot_linear_kernel[(programs,)](
-            x, weight, x if bias is None else bias, x if offset is None else offset,
-            x if residual is None else residual, out, M, H, W, 0.0 if eps is None else eps,
+            *given.pointers("x", "weight", "bias", "offset", "residual", "out"), M, H, W,
+            0.0 if eps is None else eps,
             N=N, KA=columns[0], KB=columns[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-            SLICES=config.slices, NORMALIZE=eps is not None, GATHER=gather,
+            NORMALIZE=eps is not None, GATHER=gather,
             HAS_BIAS=bias is not None, HAS_OFFSET=offset is not None, GELU=activation == "gelu",
             HAS_RESIDUAL=residual is not None, num_warps=config.num_warps,
-            **pdl_options(pdl, capability),
-        )  # fmt: skip
-    return out
-
-
-def sliced_linear_fwd(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    bias: torch.Tensor | None,
-    activation: str | None,
-    residual: torch.Tensor | None,
-    out: torch.Tensor | None,
-    config: SlicedConfig | None = None,
-    pdl: bool = False,
-) -> torch.Tensor:
-    """Launch the sliced GEMM on contiguous ``x [..., K]``; see the public function."""
-    x, weight = x.contiguous(), weight.contiguous()
-    N, K = weight.shape
-    if out is None:
-        out = x.new_empty(*x.shape[:-1], N)
-    if out.numel() == 0:
-        return out
-    M = x.numel() // K
-    capability = device_capability(x.device)
-    if config is None:
-        config = default_sliced_config(M, N, K, multiprocessor_count(x.device), capability)
-    programs = cdiv(M, config.block_m) * cdiv(N, config.block_n)
-    with on_device(x.device):
-        _sliced_linear_kernel[(programs,)](
-            x, weight, x if bias is None else bias, x if residual is None else residual, out, M,
-            N=N, K=K, BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
-            SLICES=config.slices, LINES=next_power_of_2(cdiv(config.block_n * K, 64)),
-            HAS_BIAS=bias is not None, GELU=activation == "gelu",
-            HAS_RESIDUAL=residual is not None, NUM_STAGES=config.num_stages,
-            num_warps=config.num_warps, **pdl_options(pdl, capability),
+            **pdl_options(pdl, device_capability(x.device)),
         )  # fmt: skip
     return out

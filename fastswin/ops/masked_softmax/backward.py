@@ -178,21 +178,19 @@ def _packed(x, zero):
 @triton.jit
 def _softmax_bwd_long_kernel(
     y_ptr, g_ptr, dx_ptr, partial_ptr, lens_ptr, scale,
-    rows, programs, D1, D2, n_units, loop, steps,
+    rows, row_blocks, D1, D2, n_units, loop, steps,
     y_step, y0, y1, y2, g_step, g0, g1, g2, dx_step, dx0, dx1, dx2,
     q0, q1, q2, n0, n1, n2, y_key, g_key,
     Y_ALIGN: tl.constexpr, G_ALIGN: tl.constexpr, DX_ALIGN: tl.constexpr, N_ALIGN: tl.constexpr,
     CAUSAL: tl.constexpr, HAS_LENS: tl.constexpr,
     NEEDS_DX: tl.constexpr, NEEDS_SUM: tl.constexpr,
-    P: tl.constexpr, V: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
-    WALKS: tl.constexpr,
+    P: tl.constexpr, V: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
-    """One row per program, or every ``programs``-th if it WALKS, in chunks of P * V keys.
+    """One row per program, in chunks of P * V keys.
 
     Every chunk but the first KEPT, which stay in registers, is read twice, the second time from
     the L2 cache as long as the rows under way fit there together: what is read for the last time
-    and what is written says that it may go first. With STAGES above 1 the first pass takes its
-    chunks through shared memory, STAGES - 1 of them on their way.
+    and what is written says that it may go first.
     """
     BLOCK: tl.constexpr = P * V
     PREFIX: tl.constexpr = CAUSAL or HAS_LENS
@@ -200,70 +198,65 @@ def _softmax_bwd_long_kernel(
     N = n_units * N_ALIGN
     lane = tl.arange(0, P)[:, None] * V + tl.arange(0, V)[None, :]
     zero = tl.where(scale != scale, 1, 0).to(tl.int16)  # scale is finite
-    pid = tl.program_id(0)
-    turns = 1
-    if WALKS:
-        turns = (rows - pid + programs - 1) // programs
-    for turn in range(turns):
-        row = pid + turn * programs
-        i2 = row % D2
-        i1 = row // D2 % D1
-        i0 = row // D2 // D1
-        y_row = y_ptr + row_offset(row * 0, i0, i1, i2, y_step, y0, y1, y2, Y_ALIGN)
-        g_row = g_ptr + row_offset(row * 0, i0, i1, i2, g_step, g0, g1, g2, G_ALIGN)
-        dx_row = dx_ptr + row_offset(row * 0, i0, i1, i2, dx_step, dx0, dx1, dx2, DX_ALIGN)
-        partial_row = partial_ptr + row.to(tl.int64) * n_units * N_ALIGN
-        live = N
-        if PREFIX:
-            live = visible_keys(
-                lens_ptr, i0, i1, i2, q0, q1, q2, n0, n1, n2, N, row < rows, CAUSAL, HAS_LENS
-            )
-        limit = load_limit(live, N_ALIGN)
-        chunks = (live + BLOCK - 1) // BLOCK
-        dots = tl.zeros([P], tl.float32)
-        kept_y = ()
-        kept_g = ()
-        for c in tl.static_range(KEPT):
-            y, g = _long_pair(
-                y_row, g_row, c * BLOCK + lane, live, limit, y_key, g_key, PREFIX, "evict_first"
-            )
-            dots += tl.sum(y.to(tl.float32) * g.to(tl.float32), 1)
-            if V > 1:
-                y = _packed(y, zero)
-                g = _packed(g, zero)
-            kept_y = kept_y + (y,)
-            kept_g = kept_g + (g,)
-        for c in tl.range(KEPT, chunks, num_stages=STAGES):
+    row = tl.program_id(0)
+    i2 = row % D2
+    i1 = row // D2 % D1
+    i0 = row // D2 // D1
+    y_row = y_ptr + row_offset(row * 0, i0, i1, i2, y_step, y0, y1, y2, Y_ALIGN)
+    g_row = g_ptr + row_offset(row * 0, i0, i1, i2, g_step, g0, g1, g2, G_ALIGN)
+    dx_row = dx_ptr + row_offset(row * 0, i0, i1, i2, dx_step, dx0, dx1, dx2, DX_ALIGN)
+    partial_row = partial_ptr + row.to(tl.int64) * n_units * N_ALIGN
+    live = N
+    if PREFIX:
+        live = visible_keys(
+            lens_ptr, i0, i1, i2, q0, q1, q2, n0, n1, n2, N, row < rows, CAUSAL, HAS_LENS
+        )
+    limit = load_limit(live, N_ALIGN)
+    chunks = (live + BLOCK - 1) // BLOCK
+    dots = tl.zeros([P], tl.float32)
+    kept_y = ()
+    kept_g = ()
+    for c in tl.static_range(KEPT):
+        y, g = _long_pair(
+            y_row, g_row, c * BLOCK + lane, live, limit, y_key, g_key, PREFIX, "evict_first"
+        )
+        dots += tl.sum(y.to(tl.float32) * g.to(tl.float32), 1)
+        if V > 1:
+            y = _packed(y, zero)
+            g = _packed(g, zero)
+        kept_y = kept_y + (y,)
+        kept_g = kept_g + (g,)
+    for c in tl.range(KEPT, chunks, num_stages=1):
+        col = c * BLOCK + lane
+        y_chunk, g_chunk = _long_pair(
+            y_row, g_row, col, live, limit, y_key, g_key, PREFIX, "evict_last"
+        )
+        dots += tl.sum(y_chunk.to(tl.float32) * g_chunk.to(tl.float32), 1)
+    dot = tl.sum(dots, 0)
+    if PREFIX:
+        for c in range(tl.maximum(chunks, KEPT), (N + BLOCK - 1) // BLOCK):
             col = c * BLOCK + lane
-            y_chunk, g_chunk = _long_pair(
-                y_row, g_row, col, live, limit, y_key, g_key, PREFIX, "evict_last"
-            )
-            dots += tl.sum(y_chunk.to(tl.float32) * g_chunk.to(tl.float32), 1)
-        dot = tl.sum(dots, 0)
-        if PREFIX:
-            for c in range(tl.maximum(chunks, KEPT), (N + BLOCK - 1) // BLOCK):
-                col = c * BLOCK + lane
-                if NEEDS_DX:
-                    tl.store(dx_row + col, tl.zeros([P, V], dtype), mask=col < N)
-                if NEEDS_SUM:
-                    tl.store(partial_row + col, tl.zeros([P, V], tl.float32), mask=col < N)
-        for back in range(KEPT, chunks):
-            col = (chunks - 1 + KEPT - back) * BLOCK + lane
-            y_back, g_back = _long_pair(
-                y_row, g_row, col, live, limit, y_key, g_key, PREFIX, "evict_first"
-            )
-            ds = y_back.to(tl.float32) * (g_back.to(tl.float32) - dot)
             if NEEDS_DX:
-                tl.store(dx_row + col, (ds * scale).to(dtype), mask=col < N, cache_modifier=".cs")
+                tl.store(dx_row + col, tl.zeros([P, V], dtype), mask=col < N)
             if NEEDS_SUM:
-                tl.store(partial_row + col, ds, mask=col < N)
-        for c in tl.static_range(KEPT):
-            col = c * BLOCK + lane
-            ds = kept_y[c].to(tl.float32) * (kept_g[c].to(tl.float32) - dot)
-            if NEEDS_DX:
-                tl.store(dx_row + col, (ds * scale).to(dtype), mask=col < N, cache_modifier=".cs")
-            if NEEDS_SUM:
-                tl.store(partial_row + col, ds, mask=col < N)
+                tl.store(partial_row + col, tl.zeros([P, V], tl.float32), mask=col < N)
+    for back in range(KEPT, chunks):
+        col = (chunks - 1 + KEPT - back) * BLOCK + lane
+        y_back, g_back = _long_pair(
+            y_row, g_row, col, live, limit, y_key, g_key, PREFIX, "evict_first"
+        )
+        ds = y_back.to(tl.float32) * (g_back.to(tl.float32) - dot)
+        if NEEDS_DX:
+            tl.store(dx_row + col, (ds * scale).to(dtype), mask=col < N, cache_modifier=".cs")
+        if NEEDS_SUM:
+            tl.store(partial_row + col, ds, mask=col < N)
+    for c in tl.static_range(KEPT):
+        col = c * BLOCK + lane
+        ds = kept_y[c].to(tl.float32) * (kept_g[c].to(tl.float32) - dot)
+        if NEEDS_DX:
+            tl.store(dx_row + col, (ds * scale).to(dtype), mask=col < N, cache_modifier=".cs")
+        if NEEDS_SUM:
+            tl.store(partial_row + col, ds, mask=col < N)
 
 
 BACKWARD_KERNELS = {

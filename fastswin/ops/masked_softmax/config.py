@@ -47,10 +47,8 @@ class SoftmaxConfig:
         long: two passes over the row instead of holding it whole.
         paired: two rows of odd length at a time, ``block_keys`` in words of two elements.
         kept: chunks that stay in registers between the two passes.
-        stages: with more than 1, so many less one chunks of the first pass are on their way
-            through shared memory; two-pass form.
-        programs_per_multiprocessor: most programs of a launch, each taking a run of the loop axis
-            or, in the two-pass backward, every so many-th row; 0 takes 16, or one per row.
+        programs_per_multiprocessor: most programs of a launch, each taking a run of the loop axis;
+            0 takes 16. The two-pass form has one per row.
     """
 
     block_rows: int
@@ -60,8 +58,7 @@ class SoftmaxConfig:
     long: bool = False
     kept: int = 0
     paired: bool = False
-    stages: int = 1
-    programs_per_multiprocessor: float = 0.0
+    programs_per_multiprocessor: int = 0
 
     @property
     def form(self) -> Form:

@@ -57,17 +57,13 @@ def choose_form(
     return config, folded.fill_blocks(config.block_rows)
 
 
-def cut(
-    plan: RowPlan, config: SoftmaxConfig, direction: Direction, multiprocessors: int
-) -> tuple[int, int, int]:
+def cut(plan: RowPlan, config: SoftmaxConfig, multiprocessors: int) -> tuple[int, int, int]:
     """Row blocks, loop steps per program and runs; programs are row blocks times runs."""
-    wanted = config.programs_per_multiprocessor * multiprocessors
     if config.long:
-        walks = direction == "backward" and wanted > 0
-        return min(plan.rows, max(1, int(wanted))) if walks else plan.rows, 1, 1
+        return plan.rows, 1, 1
     blocks = -(-plan.rows // config.block_rows)
-    wanted = wanted or PROGRAMS_PER_MULTIPROCESSOR * multiprocessors
-    runs = min(plan.loop, max(1, int(wanted // blocks)))  # one program too many is a wave too many
+    wanted = (config.programs_per_multiprocessor or PROGRAMS_PER_MULTIPROCESSOR) * multiprocessors
+    runs = min(plan.loop, max(1, wanted // blocks))  # one program too many is a wave too many
     steps = -(-plan.loop // runs)
     if config.steps:
         steps = min(steps, config.steps)
@@ -77,12 +73,7 @@ def cut(
 def tiles(config: SoftmaxConfig, keys: int, vector: int) -> dict[str, object]:
     """Tile constants of the kernel that runs ``config`` on rows of ``keys``."""
     if config.long:
-        return {
-            "P": config.block_keys // vector,
-            "V": vector,
-            "KEPT": config.kept,
-            "STAGES": config.stages,
-        }
+        return {"P": config.block_keys // vector, "V": vector, "KEPT": config.kept}
     if config.paired:
         return {
             "N": keys,

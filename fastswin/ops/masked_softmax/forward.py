@@ -218,7 +218,7 @@ def _softmax_fwd_long_kernel(
     X_ALIGN: tl.constexpr, OUT_ALIGN: tl.constexpr, BIAS_ALIGN: tl.constexpr,
     MASK_ALIGN: tl.constexpr, N_ALIGN: tl.constexpr,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr, CAUSAL: tl.constexpr, HAS_LENS: tl.constexpr,
-    P: tl.constexpr, V: tl.constexpr, KEPT: tl.constexpr, STAGES: tl.constexpr,
+    P: tl.constexpr, V: tl.constexpr, KEPT: tl.constexpr,
 ):  # fmt: skip
     """One program per row, in chunks of P * V keys; the first KEPT chunks stay in registers."""
     row = tl.program_id(0)
@@ -250,7 +250,7 @@ def _softmax_fwd_long_kernel(
         )  # fmt: skip
         peak, total = _merge_chunk(peak, total, s)
         kept = kept + (s,)
-    for c in tl.range(KEPT, whole, num_stages=STAGES):
+    for c in tl.range(KEPT, whole, num_stages=1):
         s = _long_score(
             x_row, bias_row, mask_row, c * BLOCK + lane, live, limit, scale,
             x_key, bias_key, mask_key, HAS_BIAS, MASK, True, "evict_last",

@@ -161,7 +161,7 @@ def forward_layout(
         return None
     rows = {"x": x, "out": out}
     config, plan = choose_form(folded, rows, keys, prefix, "forward", config, default)
-    blocks, steps, runs = cut(plan, config, "forward", multiprocessors)
+    blocks, steps, runs = cut(plan, config, multiprocessors)
 
     key = {n: s[-1] for n, s in broadcast.items()} | {"x": x.strides[-1], "out": out.strides[-1]}
     moves = {n: plan.strides.get(n, NONE) for n in ("x", "out", "bias", "mask", "query", "lens")}
@@ -229,7 +229,7 @@ def backward_layout(
     packed = Operand(shape, contiguous_strides(shape), y.itemsize, aligned=True)
     rows = {"y": y, "g": grad, "dx": packed}
     config, plan = choose_form(folded, rows, keys, prefix, "backward", config, default)
-    blocks, steps, runs = cut(plan, config, "backward", multiprocessors)
+    blocks, steps, runs = cut(plan, config, multiprocessors)
     programs = _check_programs(blocks * runs)
     moves = {n: plan.strides.get(n, NONE) for n in ("y", "g", "dx", "query", "lens")}
     if config.paired:
@@ -256,6 +256,4 @@ def backward_layout(
         "N_ALIGN": n_align, "CAUSAL": causal, "HAS_LENS": lens,
         "NEEDS_DX": needs_dx, "NEEDS_SUM": bool(summed), **tiles(config, keys, vector),
     }  # fmt: skip
-    if config.long:
-        constants["WALKS"] = programs < plan.rows
     return Layout(plan, numbers, constants, programs, config.num_warps, config.form, runs)

@@ -12,11 +12,14 @@ from fastswin._triton.available import (
     why_not_half,
     why_not_triton,
 )
-from fastswin.ops.linear.config import OneShotConfig, one_shot_blocker, why_no_slices
+from fastswin.ops.linear.config import OneShotConfig, one_shot_blocker, why_no_one_shot
+from fastswin.ops.patch_merging.autograd import GatherLayerNorm
+from fastswin.ops.patch_merging.config import MAX_CHANNELS
 from fastswin.ops.quantize.checks import check_steps, resolve_output, why_not_format
 from fastswin.ops.quantize.reference import quantize_ref
+from fastswin.ops.residual_norm.reference import layer_norm_ref
 
-MAX_CHANNELS = 2048
+_FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
 
 def gather_neighbours(
@@ -80,6 +83,62 @@ def gather_neighbours(
     return gather_neighbours_fwd(x, layer_norm_eps, offset, output_scale, stored, pdl)
 
 
+def gather_layer_norm(
+    x: torch.Tensor,
+    weight: torch.Tensor | None = None,
+    bias: torch.Tensor | None = None,
+    *,
+    eps: float | None = 1e-5,
+    out_dtype: torch.dtype | None = None,
+    impl: Impl = "auto",
+) -> torch.Tensor:
+    """What patch merging projects, forward and backward: ``LN(2x2 neighbours)`` as one row each.
+
+    Args:
+        x: ``[B, H, W, C]``; odd sides are zero-padded at the bottom and right.
+        weight, bias: ``[4C]`` of the LayerNorm, or None (ones, zeros).
+        eps: added to the variance; None gathers without a norm (V2), and without weight and bias.
+        out_dtype: dtype of the rows; None takes x's. Under autocast the half dtype saves a pass
+            over them, since a matrix product reads them next.
+        impl: "auto", "triton" or "reference".
+
+    Returns:
+        ``[B, ceil(H/2), ceil(W/2), 4C]``; order as in :func:`gather_neighbours`. Statistics are
+        fp32 (fp64 for fp64).
+
+    Raises:
+        ValueError, TypeError: an argument is off; the message names it and the legal values.
+        RuntimeError: ``impl="triton"`` cannot run here; the message says why.
+    """
+    if x.ndim != 4 or x.shape[3] == 0:
+        raise ValueError(f"x must be [B, H, W, C] with C >= 1, got shape {tuple(x.shape)}")
+    C = x.shape[3]
+    for name, vector in (("weight", weight), ("bias", bias)):
+        if vector is None:
+            continue
+        if eps is None:
+            raise ValueError(f"{name} must be None where eps is None (no norm)")
+        if tuple(vector.shape) != (4 * C,):
+            raise ValueError(f"{name} must be [{4 * C}], got {tuple(vector.shape)}")
+        if vector.device != x.device:
+            raise ValueError(f"{name} is on {vector.device} but x is on {x.device}")
+    out_dtype = out_dtype or x.dtype
+    for name, dtype in (("x", x.dtype), ("out_dtype", out_dtype)):
+        if dtype not in _FLOATS:
+            raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {dtype}")
+    chosen = choose_impl(
+        impl,
+        "gather_layer_norm",
+        [
+            *(why_not_triton(x.device, dtype) for dtype in (x.dtype, out_dtype)),
+            f"{C} channels exceed {MAX_CHANNELS}" if C > MAX_CHANNELS else None,
+        ],
+    )
+    if chosen == "reference":
+        return _gather_layer_norm_ref(x, weight, bias, eps, out_dtype)
+    return GatherLayerNorm.apply(x, weight, bias, eps or 0.0, eps is not None, out_dtype)
+
+
 def merge_neighbours(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -121,7 +180,7 @@ def merge_neighbours(
             why_not_triton(x.device, x.dtype),
             why_not_half(x.dtype),
             why_no_gradient(x, weight, bias, offset),
-            why_no_slices(x.device) or merge_blocker(K // 4),
+            why_no_one_shot(x.device) or merge_blocker(K // 4),
             f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
         ],
     )
@@ -147,9 +206,24 @@ def _gather_neighbours_ref(
         x = x.to(torch.promote_types(x.dtype, torch.float32))
     if offset is not None:
         x = x + offset.to(x.dtype)
-    _, H, W, C = x.shape
-    x = F.pad(x, (0, 0, 0, W % 2, 0, H % 2))
-    y = torch.cat((x[:, ::2, ::2], x[:, 1::2, ::2], x[:, ::2, 1::2], x[:, 1::2, 1::2]), dim=-1)
+    y = _gather_ref(x)
     if eps is not None:
-        y = F.layer_norm(y, (4 * C,), eps=eps)
+        y = F.layer_norm(y, (y.shape[3],), eps=eps)
     return y.to(dtype)
+
+
+def _gather_layer_norm_ref(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    y = _gather_ref(x)
+    return y.to(dtype) if eps is None else layer_norm_ref(y, weight, bias, eps, dtype)
+
+
+def _gather_ref(x: torch.Tensor) -> torch.Tensor:
+    _, H, W, _ = x.shape
+    x = F.pad(x, (0, 0, 0, W % 2, 0, H % 2))
+    return torch.cat((x[:, ::2, ::2], x[:, 1::2, ::2], x[:, ::2, 1::2], x[:, 1::2, 1::2]), dim=-1)

@@ -19,6 +19,7 @@ def quantize(
     *,
     out: torch.Tensor | None = None,
     impl: Impl = "auto",
+    pdl: bool = False,
 ) -> torch.Tensor:
     """``x / scale``, saturated and rounded to 8 bits.
 
@@ -30,6 +31,8 @@ def quantize(
             (NaN stays NaN).
         out: ``[..., C]`` in ``dtype``, where the result goes.
         impl: "auto", "triton" or "reference".
+        pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
+            ``scale``.
 
     Returns:
         ``[..., C]`` in ``dtype``, contiguous.
@@ -52,11 +55,11 @@ def quantize(
         return y if out is None else out.copy_(y)
     from fastswin.ops.quantize.forward import quantize_fwd
 
-    return quantize_fwd(x, scale, dtype, out)
+    return quantize_fwd(x, scale, dtype, out, pdl)
 
 
 def quantize_per_token(
-    x: torch.Tensor, dtype: torch.dtype, *, impl: Impl = "auto"
+    x: torch.Tensor, dtype: torch.dtype, *, impl: Impl = "auto", pdl: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Every row in 8 bits with a step of its own, its largest magnitude over the format's.
 
@@ -64,6 +67,7 @@ def quantize_per_token(
         x: ``[..., C]`` fp32, fp16 or bf16.
         dtype: ``torch.int8`` or ``torch.float8_e4m3fn``.
         impl: "auto", "triton" or "reference".
+        pdl: programmatic dependent launch (_triton/pdl.py).
 
     Returns:
         ``[..., C]`` in ``dtype``, and the steps ``[...]`` fp32: 1 for an all-zero row, NaN for a
@@ -83,4 +87,4 @@ def quantize_per_token(
         return quantize_per_token_ref(x, dtype)
     from fastswin.ops.quantize.forward import quantize_per_token_fwd
 
-    return quantize_per_token_fwd(x, dtype)
+    return quantize_per_token_fwd(x, dtype, pdl)

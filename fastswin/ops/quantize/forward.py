@@ -11,8 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.device import on_device
+from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.math import inverse_step, round_to_8_bits
+from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.quantize.reference import LARGEST, SMALLEST_STEP
 
@@ -40,18 +41,20 @@ def row_amax_bits(x):
 @triton.jit
 def _quantize_kernel(
     x_ptr, scale_ptr, out_ptr, elements, C, channels_each, BLOCK: tl.constexpr,
-    ONE_STEP: tl.constexpr,
+    ONE_STEP: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """BLOCK elements of a contiguous tensor."""
+    launch_dependents(PDL)
     first = tl.program_id(0).to(tl.int64) * BLOCK
     at = first + tl.arange(0, BLOCK)
     valid = at < elements
-    x = tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
-    if ONE_STEP:
+    if ONE_STEP:  # before x, so that no second wait for memory follows x's
         inverse = inverse_step(tl.load(scale_ptr))
     else:
         part = (at % C) // channels_each
         inverse = inverse_step(tl.load(scale_ptr + part, mask=valid, other=1.0))
+    wait_for_previous(PDL)
+    x = tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
     q = round_to_8_bits(x * inverse, out_ptr.dtype.element_ty)
     tl.store(out_ptr + at, q, mask=valid)
 
@@ -60,13 +63,16 @@ def _quantize_kernel(
 def _quantize_per_token_kernel(
     x_ptr, out_ptr, row_scale_ptr, M, C,
     BLOCK_M: tl.constexpr, BLOCK_C: tl.constexpr, LARGEST: tl.constexpr, SMALLEST: tl.constexpr,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """BLOCK_M whole rows."""
+    launch_dependents(PDL)
     first = tl.program_id(0).to(tl.int64) * BLOCK_M
     row = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_C)
     valid = (first + row < M)[:, None] & (column < C)[None, :]
     at = first * C + row[:, None] * C + column[None, :]
+    wait_for_previous(PDL)
     x = tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
     step = token_step(row_amax_bits(x).to(tl.float32, bitcast=True), LARGEST, SMALLEST)
     q = round_to_8_bits(x * tl.div_rn(1.0, step)[:, None], out_ptr.dtype.element_ty)
@@ -75,7 +81,11 @@ def _quantize_per_token_kernel(
 
 
 def quantize_fwd(
-    x: torch.Tensor, scale: torch.Tensor, dtype: torch.dtype, out: torch.Tensor | None
+    x: torch.Tensor,
+    scale: torch.Tensor,
+    dtype: torch.dtype,
+    out: torch.Tensor | None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Launch on ``x [..., C]``; see the public function."""
     x = x.contiguous()
@@ -87,13 +97,13 @@ def quantize_fwd(
         with on_device(x.device):
             _quantize_kernel[(cdiv(x.numel(), BLOCK),)](
                 x, scale.contiguous(), target, x.numel(), C, C // parts, BLOCK=BLOCK,
-                ONE_STEP=parts == 1, num_warps=4,
+                ONE_STEP=parts == 1, num_warps=4, **pdl_options(pdl, device_capability(x.device)),
             )  # fmt: skip
     return target if out is None or out is target else out.copy_(target)
 
 
 def quantize_per_token_fwd(
-    x: torch.Tensor, dtype: torch.dtype
+    x: torch.Tensor, dtype: torch.dtype, pdl: bool = False
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Launch on ``x [..., C]``; see the public function."""
     x = x.contiguous()
@@ -108,5 +118,6 @@ def quantize_per_token_fwd(
         _quantize_per_token_kernel[(cdiv(x.numel() // C, block_m),)](
             x, out, row_scale, x.numel() // C, C, BLOCK_M=block_m, BLOCK_C=block_c,
             LARGEST=LARGEST[dtype], SMALLEST=SMALLEST_STEP, num_warps=4,
+            **pdl_options(pdl, device_capability(x.device)),
         )  # fmt: skip
     return out, row_scale

@@ -31,6 +31,7 @@ def quantized_linear(
     out: torch.Tensor | None = None,
     impl: Impl = "auto",
     config: QuantizedGemmConfig | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """``residual + activation((x @ weight.T) * scale + bias)`` of 8-bit operands in one kernel.
 
@@ -50,6 +51,8 @@ def quantized_linear(
         out: ``[..., N]`` where the result goes, contiguous; may be ``residual``.
         impl: "auto", "triton" or "reference".
         config: tiles of the kernel; None takes the heuristic.
+        pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
+            ``weight``, ``scale``, ``bias`` or ``output_scale``.
 
     Returns:
         ``[..., N]`` in x's dtype with ``output_scale``, else in ``out_dtype``. Int8 products are
@@ -112,8 +115,9 @@ def quantized_linear(
     from fastswin.ops.quantized_linear.forward import quantized_linear_fwd
 
     return quantized_linear_fwd(
-        x, weight, scale, bias, row_scale, activation, residual, output_scale, stored, out, config
-    )
+        x, weight, scale, bias, row_scale, activation, residual, output_scale, stored, out, config,
+        pdl,
+    )  # fmt: skip
 
 
 def _stored(

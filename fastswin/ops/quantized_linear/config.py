@@ -45,34 +45,88 @@ def default_quantized_gemm_config(
     capability: tuple[int, int],
     narrow_output: bool,
     residual: bool,
+    *,
+    gelu: bool = False,
+    fp8: bool = False,
 ) -> QuantizedGemmConfig:
-    """Heuristic from measurements on an H100.
+    """Heuristic from measurements on an H100 (quantized_linear_sweep.txt of its records).
 
     Args:
         M, N, K: rows, output and input channels.
         multiprocessors, capability: of the GPU that runs it.
         narrow_output: whether the result is stored in 8 bits.
         residual: whether a residual is added.
+        gelu: whether GELU is applied.
+        fp8: whether operands are e4m3, not int8.
     """
     tma = capability >= (9, 0) and K % 16 == 0
-    hopper = tma and capability[0] in (9, 10)  # 227 KiB of shared memory; the others have 99 to 163
-    block_k = 128 if K > 64 else (64 if K > 32 else 32)
-    tma_store = tma and narrow_output and N % 16 == 0
-    if not hopper:
-        block_k = min(block_k, 64)
-    wide_n = N % 128 == 0 or N > 256
-    large = cdiv(M, 128) * cdiv(N, 128 if wide_n else 64)
-    if hopper and residual and M <= 25088 and cdiv(M, 64) * cdiv(N, 128) >= multiprocessors:
-        return QuantizedGemmConfig(64, 128 if wide_n else 64, block_k, 4, 3, tma)
-    if large >= multiprocessors:
-        if hopper:
-            block_n, programs = (128, 2) if wide_n else (64, 3)
-            return QuantizedGemmConfig(128, block_n, block_k, 4, 3, tma, programs, tma_store)
+    if not (tma and capability[0] in (9, 10)):
+        return _small_memory_config(M, N, K, multiprocessors, tma)
+    store = narrow_output and N % 16 == 0
+    if N % 128 and N <= 256:  # 192 and 96 channels: tiles of 128 columns would be a quarter padding
+        block_n, large = 64, cdiv(M, 128) * cdiv(N, 64)
+    elif narrow_output and N % 64 == 0 and 96 < K <= 192:
+        block_n = 64 if N % 128 else 128  # q, k and v of 192 channels end at tiles of 64
+        large = cdiv(M, 128) * cdiv(N, block_n)
+        if N % 128 == 0 and multiprocessors <= large < 4 * multiprocessors:
+            return QuantizedGemmConfig(64, 128, 64, 4, 4, True, tma_store=store)
+    else:
+        block_n, large = 128, cdiv(M, 128) * cdiv(N, 128)
+    if large < multiprocessors:
+        return _few_tiles_config(M, N, K, multiprocessors, store, gelu, fp8)
+    if block_n == 64:
+        shallow = K <= 192 or (N > 128 and M > 50_000)
+        block_k, stages = (64, 4) if shallow else (128, 3)
+        return QuantizedGemmConfig(128, 64, _depth(K, block_k), 4, stages, True, 3, store)
+    if not narrow_output and _one_shot(M, K, large, multiprocessors, residual):
+        return QuantizedGemmConfig(64, 128, _depth(K, 128), 4, 3, True)
+    return QuantizedGemmConfig(128, 128, _depth(K, 128), 4, 3, True, 2, store)
+
+
+def _one_shot(M: int, K: int, large: int, multiprocessors: int, residual: bool) -> bool:
+    """Whether a wide result is faster from 64 rows a program, without walking programs.
+
+    ``large`` counts tiles of 128 x 128. Long products hide what walking costs, and many short ones
+    fill the card evenly either way; without a residual only the uneven end of a first wave counts.
+    """
+    if residual:
+        return M <= 25088 and K < 3072 and (K > 384 or large < 4 * multiprocessors)
+    return K < 1536 and large < 1.5 * multiprocessors
+
+
+def _few_tiles_config(
+    M: int, N: int, K: int, multiprocessors: int, store: bool, gelu: bool, fp8: bool
+) -> QuantizedGemmConfig:
+    """Fewer tiles of 128 rows than multiprocessors: smaller tiles, as deep as memory allows."""
+    if fp8 and not store and K >= 1536 and M >= 1024:  # fp8 sums leave faster than int8's
+        return QuantizedGemmConfig(128, 128, 128, 4, 3, True, 2)
+    if N % 128 == 0 and cdiv(M, 64) * cdiv(N, 128) >= 1.5 * multiprocessors:
+        return QuantizedGemmConfig(64, 128, _depth(K, 128), 4, 3, True, tma_store=store)
+    tiles = cdiv(M, 64) * cdiv(N, 64)
+    if tiles >= multiprocessors // 2:
+        store = store and K >= 512 and not gelu
+        if K >= 512 and tiles <= multiprocessors:
+            return QuantizedGemmConfig(64, 64, 256, 4, 3, True, tma_store=store)
+        return QuantizedGemmConfig(64, 64, _depth(K, 128), 4, 4, True, tma_store=store)
+    deep = 256 if K >= 512 else _depth(K, 128)
+    return QuantizedGemmConfig(64 if M > 32 else MIN_DOT, 32, deep, 4, 4, True)
+
+
+def _small_memory_config(
+    M: int, N: int, K: int, multiprocessors: int, tma: bool
+) -> QuantizedGemmConfig:
+    """Cards with 99 to 163 KiB of shared memory, and rows that the copy engine cannot read."""
+    block_k, wide_n = _depth(K, 64), N % 128 == 0 or N > 256
+    if cdiv(M, 128) * cdiv(N, 128 if wide_n else 64) >= multiprocessors:
         return QuantizedGemmConfig(128, 128 if wide_n else 64, block_k, 8, 3, tma)
     if cdiv(M, 64) * cdiv(N, 64) >= multiprocessors // 2:
-        return QuantizedGemmConfig(64, 64, block_k, 4, 4 if hopper else 3, tma)
-    deep = 256 if hopper and K >= 512 else block_k
-    return QuantizedGemmConfig(64 if M > 32 else MIN_DOT, 32, deep, 4, 4 if hopper else 3, tma)
+        return QuantizedGemmConfig(64, 64, block_k, 4, 3, tma)
+    return QuantizedGemmConfig(64 if M > 32 else MIN_DOT, 32, block_k, 4, 3, tma)
+
+
+def _depth(K: int, most: int) -> int:
+    """Depth of a step, at most ``most``: no deeper than K needs."""
+    return min(most, 128 if K > 64 else (64 if K > 32 else 32))
 
 
 def quantized_linear_blocker(N: int, K: int) -> str | None:

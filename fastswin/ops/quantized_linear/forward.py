@@ -16,12 +16,25 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
 from fastswin._triton.math import gelu, inverse_step, round_to_8_bits
-from fastswin._triton.tiles import cdiv
+from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
+from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.quantize.reference import LARGEST
 from fastswin.ops.quantized_linear.config import (
     QuantizedGemmConfig,
     default_quantized_gemm_config,
 )
+
+#: Most lines of 128 bytes that a program asks for before its predecessor is done: 256 KiB.
+PREFETCH_LINES = 2048
+
+
+@triton.jit
+def _prefetch_weight(
+    weight_ptr, tile_n, N, K, BLOCK_N: tl.constexpr, LINES: tl.constexpr, PDL: tl.constexpr
+):
+    """The tile's rows ``[BLOCK_N, K]`` lie side by side; no kernel of the chain writes them."""
+    first = tile_n * BLOCK_N
+    prefetch_l2(weight_ptr + first * K, tl.minimum(N - first, BLOCK_N) * K, LINES, PDL)
 
 
 @triton.jit
@@ -87,9 +100,10 @@ def _quantized_linear_kernel(
     M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
     GELU: tl.constexpr, PARTS: tl.constexpr, PART_PER_TILE: tl.constexpr,
-    NUM_STAGES: tl.constexpr,
+    NUM_STAGES: tl.constexpr, LINES: tl.constexpr = 1, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per output tile, operands by pointers; columns fastest."""
+    launch_dependents(PDL)
     tiles_n = tl.cdiv(N, BLOCK_N)
     tile_m = tl.program_id(0) // tiles_n
     tile_n = tl.program_id(0) % tiles_n
@@ -101,6 +115,8 @@ def _quantized_linear_kernel(
     x_at = x_ptr + tile_m.to(tl.int64) * BLOCK_M * K + row[:, None] * K + k[None, :]
     weight_at = weight_ptr + col[:, None] * K + k[None, :]
     sums: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
+    _prefetch_weight(weight_ptr, tile_n, N, K, BLOCK_N, LINES, PDL)
+    wait_for_previous(PDL)
     acc = tl.zeros([BLOCK_M, BLOCK_N], sums)
     for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
         if EVEN_K:
@@ -119,16 +135,20 @@ def _quantized_linear_kernel(
 
 @triton.jit(do_not_specialize=["M"])
 def _quantized_linear_tma_kernel(
-    x_desc, weight_desc, scale_ptr, bias_ptr, row_scale_ptr, residual_ptr, output_scale_ptr,
-    out_ptr, out_desc, M, N, K,
+    x_desc, weight_desc, weight_ptr, scale_ptr, bias_ptr, row_scale_ptr, residual_ptr,
+    output_scale_ptr, out_ptr, out_desc, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     GELU: tl.constexpr, PARTS: tl.constexpr, PART_PER_TILE: tl.constexpr,
-    NUM_STAGES: tl.constexpr, PERSISTENT: tl.constexpr,
+    NUM_STAGES: tl.constexpr, PERSISTENT: tl.constexpr, LINES: tl.constexpr = 1,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
     """As above, operands (and ``out_desc``) by the copy engine; PERSISTENT programs walk."""
+    launch_dependents(PDL)
     tiles_n = tl.cdiv(N, BLOCK_N)
     tiles = tl.cdiv(M, BLOCK_M) * tiles_n
     sums: tl.constexpr = tl.int32 if x_desc.dtype == tl.int8 else tl.float32
+    _prefetch_weight(weight_ptr, tl.program_id(0) % tiles_n, N, K, BLOCK_N, LINES, PDL)
+    wait_for_previous(PDL)
     if PERSISTENT:
         for tile in tl.range(tl.program_id(0), tiles, tl.num_programs(0), flatten=True):
             tile_m = tile // tiles_n
@@ -168,6 +188,7 @@ def quantized_linear_fwd(
     dtype: torch.dtype,
     out: torch.Tensor | None,
     config: QuantizedGemmConfig | None = None,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """Launch on ``x [..., K]``; see the public function. ``dtype``: of the result."""
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -183,15 +204,19 @@ def quantized_linear_fwd(
     if config is None:
         config = default_quantized_gemm_config(
             M, N, K, multiprocessors, device_capability(x.device), dtype in LARGEST,
-            residual is not None,
+            residual is not None, gelu=activation == "gelu", fp8=weight.dtype != torch.int8,
         )  # fmt: skip
     tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     parts = 1 if output_scale is None else output_scale.numel()
+    # walking programs that wait would take the places of those before them (docs/performance.md)
+    dependent = pdl_options(pdl and not config.persistent, device_capability(x.device))
+    lines = next_power_of_2(cdiv(config.block_n * K, 128)) if dependent["PDL"] else 1
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
         "GELU": activation == "gelu", "PARTS": parts,
         "PART_PER_TILE": N // parts % config.block_n == 0,
         "NUM_STAGES": config.num_stages, "num_warps": config.num_warps,
+        "LINES": min(lines, PREFETCH_LINES), **dependent,
     }  # fmt: skip
     pointers = (
         scale.contiguous(),
@@ -217,7 +242,7 @@ def quantized_linear_fwd(
             if config.persistent:
                 programs = min(tiles, config.persistent * multiprocessors)
             _quantized_linear_tma_kernel[(programs,)](
-                *operands, *pointers, target, M, N, K, **constants,
+                *operands, weight, *pointers, target, M, N, K, **constants,
                 PERSISTENT=config.persistent > 0,
             )  # fmt: skip
         else:

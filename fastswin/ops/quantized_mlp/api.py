@@ -15,7 +15,12 @@ from fastswin._triton.available import (
 from fastswin.ops.quantize.checks import check_format, check_steps, why_not_format
 from fastswin.ops.quantize.reference import quantize_ref
 from fastswin.ops.quantized_linear.reference import quantized_linear_ref
-from fastswin.ops.quantized_mlp.config import QuantizedMlpConfig, quantized_mlp_blocker
+from fastswin.ops.quantized_mlp.config import (
+    QuantizedMlpConfig,
+    order_hidden,
+    quantized_mlp_blocker,
+    restore_hidden,
+)
 
 
 def quantized_mlp(
@@ -32,6 +37,7 @@ def quantized_mlp(
     offset: torch.Tensor | None = None,
     eps: float = 1e-5,
     out: torch.Tensor | None = None,
+    fc2_ordered: bool = False,
     impl: Impl = "auto",
     config: QuantizedMlpConfig | None = None,
 ) -> torch.Tensor:
@@ -46,6 +52,8 @@ def quantized_mlp(
         offset: ``[C]`` added to every row of x first; None adds nothing.
         eps: LayerNorm epsilon.
         out: ``[..., C]`` where the result goes; may be ``x``.
+        fc2_ordered: whether ``fc2_weight`` is in the kernel's order (``order_hidden``, config.py),
+            into which every call brings it otherwise.
         impl: "auto", "triton" or "reference".
         config: tiles of the kernel; None takes the heuristic.
 
@@ -84,13 +92,20 @@ def quantized_mlp(
             quantized_mlp_blocker(C, hidden),
         ],
     )
-    operands = (fc1_weight, fc1_scale, fc1_bias, fc2_weight, fc2_scale, fc2_bias)
     if chosen == "reference":
-        y = _quantized_mlp_ref(x, *operands, input_scale, hidden_scale, offset, eps)
+        fc2_weight = restore_hidden(fc2_weight) if fc2_ordered else fc2_weight
+        y = _quantized_mlp_ref(
+            x, fc1_weight, fc1_scale, fc1_bias, fc2_weight, fc2_scale, fc2_bias, input_scale,
+            hidden_scale, offset, eps,
+        )  # fmt: skip
         return y if out is None else out.copy_(y)
     from fastswin.ops.quantized_mlp.forward import quantized_mlp_fwd
 
-    return quantized_mlp_fwd(x, *operands, input_scale, hidden_scale, offset, eps, out, config)
+    ordered = fc2_weight if fc2_ordered else order_hidden(fc2_weight)
+    return quantized_mlp_fwd(
+        x, fc1_weight, fc1_scale, fc1_bias, ordered, fc2_scale, fc2_bias, input_scale,
+        hidden_scale, offset, eps, out, config,
+    )  # fmt: skip
 
 
 def _quantized_mlp_ref(

@@ -25,7 +25,7 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.device import device_capability, multiprocessor_count, on_device
+from fastswin._triton.device import device_capability, multiprocessor_count
 from fastswin._triton.launch import launch
 from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
 from fastswin.ops.quantize import quantize
@@ -308,8 +308,4 @@ def _launch(
         *shape.map_size, *shape.grid_size, mask.shape[0] if mask is not None else 1,
         *(s for triple in strides for s in triple),
     )  # fmt: skip
-    if qkv_scale is None and output_scale is None:
-        launch(kernel, programs, *arguments, **constants, num_warps=config.num_warps)
-        return
-    with on_device(q.device):  # steps are tensors by name, which launch() takes as constants
-        kernel[(programs,)](*arguments, **constants, num_warps=config.num_warps)
+    launch(kernel, programs, *arguments, **constants, num_warps=config.num_warps)

@@ -37,7 +37,8 @@ def test_records_of_every_problem_and_direction(tmp_path):
     (path,) = tmp_path.glob("*/softmax.json")
     records = json.loads(path.read_text())["records"]
     found = {(r["case"], r["variant"], r["direction"]) for r in records}
-    variants, directions = ("fastswin", "eager", "compile"), ("forward", "backward")
+    variants = ("copy", "fastswin", "eager", "compile")
+    directions = ("forward", "backward")
     assert found == {(p.case, v, d) for p in TINY for v in variants for d in directions}
     assert all(r["roofline_ms"] > 0 and r["live_tbs"] > 0 for r in records)
 

@@ -175,15 +175,11 @@ def test_rows_without_pairs_are_refused_where_pairs_are_asked_for(randn):
     [(1000, torch.float16), (1001, torch.float16), (1000, torch.float32)],
     ids=str,
 )
-def test_long_rows_walked_by_few_programs(keys, dtype, kept, randn):
+def test_long_rows_keep_any_number_of_chunks(keys, dtype, kept, randn):
     y, grad = randn(3, keys, dtype=dtype).softmax(-1), randn(3, keys, dtype=dtype)
-    want = gradients(grad, y, None, SoftmaxConfig(1, 256, 1, long=True, kept=kept))[0]
+    dx = gradients(grad, y, None, SoftmaxConfig(1, 256, 1, long=True, kept=kept))[0]
     ds = y.double() * (grad.double() - (y.double() * grad.double()).sum(-1, keepdim=True))
-    assert torch.allclose(want.double(), 0.5 * ds, atol=1e-5)
-    config = SoftmaxConfig(
-        1, 256, 1, long=True, kept=kept, stages=3, programs_per_multiprocessor=0.016
-    )
-    assert torch.equal(gradients(grad, y, None, config)[0], want)
+    assert torch.allclose(dx.double(), 0.5 * ds, atol=1e-5)
 
 
 @pytest.mark.parametrize(

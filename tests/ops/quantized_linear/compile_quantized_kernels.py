@@ -41,25 +41,29 @@ def empty(*shape: int, dtype: torch.dtype = WIDE) -> torch.Tensor:
     return torch.empty(*shape, dtype=dtype, device="meta")
 
 
-def gemm(M: int, N: int, K: int, dtype: torch.dtype, kind: str, rows: bool = False) -> None:
+def gemm(
+    M: int, N: int, K: int, dtype: torch.dtype, kind: str, rows: bool = False, pdl: bool = False
+) -> None:
     """One layer as the engine calls it: qkv, fc1 or a residual one."""
     parts = {"qkv": 3, "fc1": 1}.get(kind)
     linear.quantized_linear_fwd(
         empty(M, K, dtype=dtype), empty(N, K, dtype=dtype), empty(N), empty(N),
         empty(M) if rows else None, "gelu" if kind == "fc1" else None,
         empty(M, N, dtype=HALF) if kind == "fc2" else None,
-        None if parts is None else empty(parts), HALF if parts is None else dtype, None,
+        None if parts is None else empty(parts), HALF if parts is None else dtype, None, pdl=pdl,
     )  # fmt: skip
 
 
-def attend(window: int, dtype: torch.dtype, output: torch.dtype, cosine: bool) -> None:
+def attend(
+    window: int, dtype: torch.dtype, output: torch.dtype, cosine: bool, pdl: bool = False
+) -> None:
     side, heads, tokens = 4 * window, 4, padded_tokens(window * window)
     attention.window_attention_fwd(
         empty(32, side, side, 96 * heads, dtype=dtype),
         empty(4, heads, tokens, tokens, dtype=WIDE if cosine else HALF),
         empty(heads) if cosine else None, None, 32**-0.5, heads, (window, window),
         (window // 2,) * 2, False, qkv_scale=None if dtype == HALF else empty(3),
-        output_scale=None if output == HALF else empty(1), out_dtype=output,
+        output_scale=None if output == HALF else empty(1), out_dtype=output, pdl=pdl,
     )  # fmt: skip
 
 
@@ -93,7 +97,23 @@ def record(dtype: torch.dtype, selection: str) -> list:
             gemm(100352, 288, 96, dtype, "qkv", rows=True)
             gemm(49, 768, 3072, dtype, "fc2")
             attend(24, dtype, dtype, cosine=True)
+            gemm(100352, 576, 192, dtype, "qkv")
+            gemm(1568, 768, 3072, dtype, "fc2")
+            few_rows(dtype)
     return launches
+
+
+def few_rows(dtype: torch.dtype) -> None:
+    """What a stage of few rows launches ahead; fc2 asks for the most lines of its weight."""
+    gemm(49, 4608, 1536, dtype, "qkv", pdl=True)
+    gemm(49, 1536, 6144, dtype, "fc2", pdl=True)
+    gemm(49, 15, 24, dtype, "head", pdl=True)
+    attend(7, HALF, dtype, cosine=False, pdl=True)
+    x, out = empty(1, 14, 14, 384, dtype=HALF), empty(1, 14, 14, 384, dtype=dtype)
+    layer_norm_fwd(x, None, None, 1e-5, None, None, out, output_scale=empty(1), pdl=True)
+    gather_neighbours_fwd(x, 1e-5, None, empty(1), dtype, pdl=True)
+    quantize_fwd(x, empty(1), dtype, None, pdl=True)
+    quantize_per_token_fwd(x, dtype, pdl=True)
 
 
 def run_as(capability: int) -> contextlib.ExitStack:

@@ -24,6 +24,9 @@ LARGE = {"_window_attention_fwd_kernel", "_quantized_linear_kernel", "_quantized
 
 HOPPER = {"_quantized_linear_tma_kernel", "_window_attention_fwd_online_kernel"}
 
+#: Kernels of many rows only: not launched before their predecessor is done.
+ALONE = {"_quantized_mlp_kernel", "_window_attention_fwd_online_kernel"}
+
 #: One process compiles for all.
 RUNS = {capability: (str(capability),) for capability in (80, 86, 89, 90)}
 
@@ -36,3 +39,8 @@ def test_default_choices_fit_the_card(capability):
     }.get(capability, KERNELS)  # fmt: skip
     assert [k for k in kernels if k["shared_bytes"] > SHARED_MEMORY_LIMIT[capability] * 1024] == []
     assert [k for k in kernels if k["spill_bytes"] > SPILL_BYTES] == []
+    ahead = [k for k in kernels if k["options"].get("launch_pdl")]
+    assert {k["name"] for k in ahead} == (
+        {*KERNELS, *HOPPER} - ALONE if capability == 90 else set()
+    )
+    assert all(k["dependent"] is (k in ahead or None) for k in kernels)

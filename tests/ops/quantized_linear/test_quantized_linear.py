@@ -299,7 +299,10 @@ def test_heuristic_fits_every_card(M, capability):
     for N in (15, 24, 96, 192, 288, 384, 768, 4608, 6144):
         for K in (24, 96, 100, 192, 768, 6144):
             for narrow, residual in ((True, False), (False, True), (False, False)):
-                c = default_quantized_gemm_config(M, N, K, 132, capability, narrow, residual)
-                assert (c.block_m + c.block_n) * c.block_k * c.num_stages <= limit
-                assert not c.tma or (K % 16 == 0 and capability >= (9, 0))
-                assert not c.tma_store or (c.tma and N % 16 == 0 and narrow)
+                for fp8 in (False, True):
+                    c = default_quantized_gemm_config(
+                        M, N, K, 132, capability, narrow, residual, gelu=narrow, fp8=fp8
+                    )
+                    assert (c.block_m + c.block_n) * c.block_k * c.num_stages <= limit
+                    assert not c.tma or (K % 16 == 0 and capability >= (9, 0))
+                    assert not c.tma_store or (c.tma and N % 16 == 0 and narrow)

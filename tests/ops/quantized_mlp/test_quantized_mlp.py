@@ -7,7 +7,11 @@ import torch
 import torch.nn.functional as F
 
 from fastswin import ops
-from fastswin.ops.quantized_mlp.config import QuantizedMlpConfig, quantized_mlp_blocker
+from fastswin.ops.quantized_mlp.config import (
+    QuantizedMlpConfig,
+    order_hidden,
+    quantized_mlp_blocker,
+)
 
 FORMATS = {"int8": torch.int8}
 if torch.cuda.is_available():
@@ -85,6 +89,15 @@ def test_in_place(randn):
     x = given["x"]
     assert ops.quantized_mlp(**given, out=x, impl="triton") is x
     assert torch.equal(x, wanted)
+
+
+@pytest.mark.parametrize("impl", ["reference", "triton"])
+def test_a_weight_in_the_kernels_order(impl, randn):
+    given = made(randn, 20, 32, "int8")
+    wanted = ops.quantized_mlp(**given, impl=impl)
+    given["fc2_weight"] = order_hidden(given["fc2_weight"])
+    assert torch.equal(ops.quantized_mlp(**given, fc2_ordered=True, impl=impl), wanted)
+    assert not torch.equal(ops.quantized_mlp(**given, impl=impl), wanted)
 
 
 def test_blockers_are_named(randn):

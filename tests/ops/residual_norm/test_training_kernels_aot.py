@@ -12,7 +12,7 @@ from fastswin.testing.aot import SHARED_MEMORY_LIMIT
 SCRIPT = Path(__file__).with_name("compile_training_kernels.py")
 KERNELS = {
     "_residual_norm_fwd_kernel", "_residual_norm_bwd_kernel", "_sum_partials_kernel",
-    "_gelu_bwd_kernel",
+    "_gelu_bwd_kernel", "_gather_layer_norm_fwd_kernel", "_gather_layer_norm_bwd_kernel",
 }  # fmt: skip
 
 

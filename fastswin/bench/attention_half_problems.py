@@ -1,0 +1,193 @@
+"""Attention halves of Swin stages: tiles to try for either form, and their compilation ahead."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import dataclasses
+import multiprocessing
+from collections.abc import Iterator
+
+import torch
+
+from fastswin.bench.failures import describe
+from fastswin.models import find_variant
+from fastswin.ops.attention_half.config import (
+    AttentionHalfConfig,
+    HeadGroupConfig,
+    WholeWindowConfig,
+    attention_half_blocker,
+    row_tile,
+)
+from fastswin.testing.aot import SHARED_MEMORY_LIMIT
+
+SWIN_T, SWIN_B = "swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224"
+SWIN_V2_T = "swinv2_tiny_window8_256"
+
+#: Most windows of the form by heads, fewest of the form by windows.
+MOST_WINDOWS, FEWEST_WINDOWS = 512, 64
+
+#: Widest stage of the form by windows that is worth its time here.
+WHOLE_CHANNELS = 192
+
+
+@dataclasses.dataclass(frozen=True)
+class Half:
+    """The attention half of the second (shifted) block of a stage, at a batch."""
+
+    model: str
+    stage: int
+    batch: int
+
+    @property
+    def channels(self) -> int:
+        return find_variant(self.model).dim(self.stage)
+
+    @property
+    def windows(self) -> int:
+        config = find_variant(self.model)
+        (H, W), (h, w) = config.map_size(self.stage), config.stage_window(self.stage)
+        return self.batch * (-(-H // h)) * (-(-W // w))
+
+    def __str__(self) -> str:
+        return (
+            f"{self.model.split('_patch')[0]} stage {self.stage + 1} b{self.batch} "
+            f"(C {self.channels}, {self.windows} windows)"
+        )
+
+
+#: The most telling first: a short deadline ends anywhere.
+HALVES = tuple(
+    Half(model, stage, batch)
+    for model, batch, stages in (
+        (SWIN_T, 1, (2,)),
+        (SWIN_T, 32, (0,)),
+        (SWIN_T, 1, (3, 1, 0)),
+        (SWIN_T, 32, (1,)),
+        (SWIN_B, 32, (0,)),
+        (SWIN_B, 1, (2, 3, 0, 1)),
+        (SWIN_T, 8, (0, 2, 3, 1)),
+        (SWIN_V2_T, 32, (0,)),
+        (SWIN_V2_T, 1, (2, 3, 0, 1)),
+        (SWIN_T, 64, (0, 1)),
+        (SWIN_B, 8, (0, 2, 3, 1)),
+        (SWIN_B, 64, (0,)),
+    )
+    for stage in stages
+)
+
+
+def candidates(half: Half) -> Iterator[tuple[str, AttentionHalfConfig]]:
+    """Forms and tiles, 4 warps throughout: 8 on 64 rows were slow, and faulted (prototypes)."""
+    config = find_variant(half.model)
+    C, heads = half.channels, config.num_heads[half.stage]
+    tokens = config.stage_window(half.stage)[0] * config.stage_window(half.stage)[1]
+    found: list[tuple[str, AttentionHalfConfig]] = []
+    if half.windows <= MOST_WINDOWS:
+        found += [("heads", HeadGroupConfig(1))]
+        if C <= 256:
+            found += [("heads", HeadGroupConfig(heads, 0, 4, stages)) for stages in (1, 2)]
+        if C >= 192:
+            found += [
+                ("heads", HeadGroupConfig(1, block_k, 4, stages))
+                for block_k, stages in ((64, 3), (64, 5), (128, 2), (128, 3), (128, 4))
+            ]
+    if half.windows >= FEWEST_WINDOWS and C <= WHOLE_CHANNELS:
+        limits = (0, 128, 168) if C <= 128 else (0,)
+        for stages, tma in ((1, False), (2, False), (2, True), (3, True)):
+            found += [("window", WholeWindowConfig(4, stages, tma, most)) for most in limits[:2]]
+        found += [("window", WholeWindowConfig(4, 1, False, most)) for most in limits[2:]]
+    for form, tiles in dict.fromkeys(found):
+        if attention_half_blocker(C, heads, tokens, form == "window", 0, tiles) is None:
+            yield form, tiles
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """What decides a binary: the stage's shapes (not the batch), the form, its tiles and flags."""
+
+    model: str
+    stage: int
+    form: str
+    config: AttentionHalfConfig
+    pdl: bool
+    offset: bool
+    half_table: bool
+
+
+def compile_job(job: Job) -> str | None:
+    """Compile in this process, on tensors without data; None, or what went wrong."""
+    from fastswin.testing.aot import record_launches
+
+    torch.set_num_threads(1)
+    try:
+        with record_launches() as launches:
+            launch_without_data(job)
+        for launch in launches:
+            built = launch.kernel.warmup(**launch.arguments, **launch.options, grid=(1,))
+            if built.metadata.shared > SHARED_MEMORY_LIMIT[90] * 1024:
+                return f"{built.metadata.shared} bytes of shared memory"
+    except Exception as error:
+        return describe(error).message
+    return None
+
+
+def launch_without_data(job: Job, dtype: torch.dtype = torch.float16) -> None:
+    """Call a form's launcher on meta tensors, as the engine does for one image."""
+    from fastswin.ops.attention_half import heads, whole
+
+    config = find_variant(job.model)
+    (H, W), window = config.map_size(job.stage), config.stage_window(job.stage)
+    C, nH = config.dim(job.stage), config.num_heads[job.stage]
+    shifted = (H, W) != tuple(window)
+    shift = (window[0] // 2, window[1] // 2) if shifted else (0, 0)
+    NP, v2 = row_tile(window[0] * window[1]), config.version == 2
+
+    def empty(*shape: int, to: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.empty(*shape, dtype=to, device="meta")
+
+    x = empty(1, H, W, C, to=dtype)
+    table = torch.float16 if job.half_table else torch.float32
+    bias = empty(4 if shifted else 1, nH, NP, NP, to=table)
+    head_scale = empty(nH) if v2 else None
+    offset = empty(C) if job.offset else None
+    pad = empty(3 * C, to=dtype)
+    weight = empty(3 * C, C, to=dtype)
+    if isinstance(job.config, HeadGroupConfig):
+        heads.heads_attention_fwd(
+            x, weight, empty(3, 3 * C), offset, bias, head_scale, pad, 0.2, nH, window, shift,
+            None if v2 else 1e-5, config=job.config, pdl=job.pdl,
+        )  # fmt: skip
+        return
+    norm = empty(C) if v2 else None
+    whole.whole_window_fwd(
+        x, weight, empty(3 * C), offset, bias, head_scale, pad, empty(C, C, to=dtype), empty(C),
+        norm, norm, 0.2, nH, window, shift, 1e-5, not v2, out=x, config=job.config, pdl=job.pdl,
+    )  # fmt: skip
+
+
+class CompilePool:
+    """Processes that put kernels into Triton's cache; jobs run in the order they are given."""
+
+    def __init__(self, workers: int) -> None:
+        context = multiprocessing.get_context("spawn")
+        self._pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=context)
+        self._futures: dict[Job, concurrent.futures.Future[str | None]] = {}
+
+    def start(self, job: Job) -> None:
+        if job not in self._futures:
+            self._futures[job] = self._pool.submit(compile_job, job)
+
+    def __len__(self) -> int:
+        return len(self._futures)
+
+    def error(self, job: Job, timeout_s: float) -> str | None:
+        """None once compiled, else why not."""
+        try:
+            return self._futures[job].result(timeout=max(0.0, timeout_s))
+        except concurrent.futures.TimeoutError:
+            return "not compiled in time"
+        except Exception as error:
+            return describe(error).message
+
+    def close(self) -> None:
+        self._pool.shutdown(wait=False, cancel_futures=True)
