@@ -12,6 +12,7 @@ from torch import nn
 
 from fastswin._triton.available import Impl, why_not_triton
 from fastswin.accelerate import huggingface, microsoft, ours, timm, torchvision
+from fastswin.accelerate.block import FusedBlock
 from fastswin.accelerate.layers import layer_mixin
 from fastswin.accelerate.report import AccelerateReport, Kept, Swapped
 from fastswin.accelerate.swap import Fused, Options, fuse, unfuse
@@ -122,25 +123,30 @@ def _plan(model: nn.Module) -> tuple[list[_Swap], list[Kept]]:
     """Every swap of a model that is not accelerated, and what stays; raises as ``accelerate``."""
     swaps: list[_Swap] = []
     kept: list[Kept] = []
+    kept_blocks: list[Kept] = []
     patch_convs = {id(conv) for conv in _patch_convs(model)}
     inside: list[str] = []
     for name, module in model.named_modules():
         if any(name.startswith(prefix) for prefix in inside):
             continue
-        framework, mixin, reason = _block_of(module)
-        if mixin is not None:
-            inside.append(f"{name}." if name else "")
-        else:
+        framework, mixin, reason = _read(module, "block_mixin")
+        is_block = mixin is not None
+        if mixin is None:
+            framework, mixin, reason = _read(module, "merging_mixin")
+        if mixin is None:
             framework, mixin = "torch", layer_mixin(module, patch_convs)
         if mixin is None:
             continue
         reason = reason or mixin._fastswin_blocker(module)
+        if is_block or (reason is None and framework != "torch"):
+            inside.append(f"{name}." if name else "")
         if reason is None:
             swaps.append(_Swap(name, module, mixin, framework))
         else:
             kept.append(Kept(name, type(module).__name__, reason))
-    if all(swap.framework == "torch" for swap in swaps):
-        _refuse(model, [k for k in kept if k.kind not in ("LayerNorm", "Conv2d")])
+            kept_blocks += [kept[-1]] * is_block
+    if not any(issubclass(swap.mixin, FusedBlock) for swap in swaps):
+        _refuse(model, kept_blocks)
     return swaps, kept
 
 
@@ -148,12 +154,20 @@ def _full_name(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
 
-def _block_of(module: nn.Module) -> tuple[str, type[Fused] | None, str | None]:
-    """Framework and mixin of a block, by its class or a base; reason against a changed subclass."""
+def _read(module: nn.Module, what: str) -> tuple[str, type[Fused] | None, str | None]:
+    """Framework and mixin of a block or a merging, by its class or a base.
+
+    Args:
+        module: any module.
+        what: the readers' function, "block_mixin" or "merging_mixin".
+
+    Returns:
+        Framework, mixin, and a reason against a subclass with its own forward.
+    """
     kinds = type(module).__mro__
     for framework, reader in FRAMEWORKS.items():
         for depth, kind in enumerate(kinds):
-            mixin = reader.block_mixin(_full_name(kind), module)
+            mixin = getattr(reader, what)(_full_name(kind), module)
             if mixin is None:
                 continue
             own = [(k, n) for k in kinds[:depth] for n in ("forward", "_attn") if n in vars(k)]

@@ -14,6 +14,7 @@ from torch import nn
 
 from fastswin import ops
 from fastswin.accelerate.block import FusedBlock, Modules, Pair, check_stream
+from fastswin.accelerate.merging import TokenMergingV1, TokenMergingV2
 from fastswin.accelerate.official_names import NO_DROPOUT
 from fastswin.accelerate.parts import (
     Branch,
@@ -200,11 +201,20 @@ class BlockV2(_Block):
 
 
 _BLOCKS: dict[str, type[Fused]] = {_V1 + "Layer": BlockV1, _V2 + "Layer": BlockV2}
+_MERGINGS: dict[str, type[Fused]] = {
+    _V1 + "PatchMerging": TokenMergingV1,
+    _V2 + "PatchMerging": TokenMergingV2,
+}
 
 
 def block_mixin(name: str, module: Any) -> type[Fused] | None:
     """The mixin of a block, by the full name of its class."""
     return _BLOCKS.get(name)
+
+
+def merging_mixin(name: str, module: Any) -> type[Fused] | None:
+    """The mixin of a patch merging, by the full name of its class."""
+    return _MERGINGS.get(name)
 
 
 def patch_conv(name: str, module: Any) -> nn.Module | None:

@@ -9,6 +9,7 @@ from torch import nn
 
 from fastswin import ops
 from fastswin.accelerate.block import Pair, check_stream
+from fastswin.accelerate.merging import MapMergingV1, MapMergingV2
 from fastswin.accelerate.official_names import OfficialBlock
 from fastswin.accelerate.parts import Branch, project, project_qkv
 from fastswin.accelerate.swap import Fused
@@ -58,6 +59,13 @@ def block_mixin(name: str, module: Any) -> type[Fused] | None:
     if name != _BLOCK:
         return None
     return BlockV2 if module.post_norm else BlockV1
+
+
+def merging_mixin(name: str, module: Any) -> type[Fused] | None:
+    """The mixin of a patch merging, by the full name of its class."""
+    if name != "fastswin.models.swin.PatchMerging":
+        return None
+    return MapMergingV2 if module.post_norm else MapMergingV1
 
 
 def patch_conv(name: str, module: Any) -> nn.Module | None:

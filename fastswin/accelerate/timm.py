@@ -12,6 +12,7 @@ import torch
 from torch import nn
 
 from fastswin.accelerate.block import check_stream
+from fastswin.accelerate.merging import MapMergingV1, MapMergingV2
 from fastswin.accelerate.official_names import OfficialBlock
 from fastswin.accelerate.swap import Fused
 from fastswin.models.live.source import pair
@@ -50,9 +51,20 @@ _BLOCKS: dict[str, type[Fused]] = {
 }
 
 
+_MERGINGS: dict[str, type[Fused]] = {
+    "timm.models.swin_transformer.PatchMerging": MapMergingV1,
+    "timm.models.swin_transformer_v2.PatchMerging": MapMergingV2,
+}
+
+
 def block_mixin(name: str, module: Any) -> type[Fused] | None:
     """The mixin of a block, by the full name of its class."""
     return _BLOCKS.get(name)
+
+
+def merging_mixin(name: str, module: Any) -> type[Fused] | None:
+    """The mixin of a patch merging, by the full name of its class."""
+    return _MERGINGS.get(name)
 
 
 def patch_conv(name: str, module: Any) -> nn.Module | None:

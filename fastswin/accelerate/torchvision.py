@@ -10,6 +10,7 @@ from torch import nn
 
 from fastswin import ops
 from fastswin.accelerate.block import FusedBlock, Modules, Pair, check_stream
+from fastswin.accelerate.merging import MapMergingV1, MapMergingV2
 from fastswin.accelerate.official_names import NO_DROPOUT
 from fastswin.accelerate.parts import (
     Branch,
@@ -120,9 +121,20 @@ _BLOCKS: dict[str, type[Fused]] = {
 }
 
 
+_MERGINGS: dict[str, type[Fused]] = {
+    _MODULE + "PatchMerging": MapMergingV1,
+    _MODULE + "PatchMergingV2": MapMergingV2,
+}
+
+
 def block_mixin(name: str, module: Any) -> type[Fused] | None:
     """The mixin of a block, by the full name of its class."""
     return _BLOCKS.get(name)
+
+
+def merging_mixin(name: str, module: Any) -> type[Fused] | None:
+    """The mixin of a patch merging, by the full name of its class."""
+    return _MERGINGS.get(name)
 
 
 def patch_conv(name: str, module: Any) -> nn.Module | None:

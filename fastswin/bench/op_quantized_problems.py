@@ -9,6 +9,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ from fastswin.ops.quantized_linear.config import (
     QuantizedGemmConfig,
     default_quantized_gemm_config,
 )
+from fastswin.ops.quantized_linear.ordering import order_rows
 from fastswin.ops.quantized_linear.reference import product_ref
 from fastswin.testing.steps import steps_apart
 
@@ -54,6 +56,7 @@ class Operands:
     stream: torch.Tensor | None
     output_scale: torch.Tensor | None
     out: torch.Tensor
+    _ordered: Any = None
 
     @classmethod
     def make(cls, layer: Layer, format: str, device: torch.device) -> Operands:
@@ -83,15 +86,23 @@ class Operands:
         )  # fmt: skip
 
     def call(self, config: QuantizedGemmConfig) -> torch.Tensor:
-        """One launch; adds to ``out`` in place where the layer has a residual."""
+        """One launch as the engine makes it; adds to ``out`` in place with a residual."""
         from fastswin.ops.quantized_linear.forward import quantized_linear_fwd
 
+        narrow = self.output_scale is not None
         return quantized_linear_fwd(
-            self.x, self.weight, self.scale, self.bias, None,
+            self.x, *(self.ordered() if narrow else (self.weight, self.scale, self.bias)), None,
             "gelu" if self.layer.kind == "fc1" else None,
             None if self.stream is None else self.out, self.output_scale, self.out.dtype, self.out,
-            config,
+            config, ordered=narrow,
         )  # fmt: skip
+
+    def ordered(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Weight, scale and bias in the order in which 8-bit results are stored; made once."""
+        key = self.weight.data_ptr(), self.scale.data_ptr(), self.scale._version
+        if self._ordered is None or self._ordered[0] != key:
+            self._ordered = key, tuple(map(order_rows, (self.weight, self.scale, self.bias)))
+        return self._ordered[1]
 
     def reset(self) -> None:
         """``out`` before a launch: the stream, or a poison in every byte."""

@@ -56,13 +56,16 @@ def _paired_rows(keys: int, direction: str) -> Iterator[SoftmaxConfig]:
         rows = 2 * warps * WARP_LANES // lanes  # one pair per thread
         if direction == "forward":
             for steps in (0, 2, 3, 4, 6, 8, 16, 24):
-                yield SoftmaxConfig(rows, lanes, warps, steps=steps, paired=True)
+                for ahead in (False, True):
+                    yield SoftmaxConfig(rows, lanes, warps, steps=steps, paired=True, ahead=ahead)
             continue
         for programs in (8, 12, 16, 24, 32, 48, 64, 96):
             if programs * warps <= 128:
-                yield SoftmaxConfig(
-                    rows, lanes, warps, paired=True, programs_per_multiprocessor=programs
-                )
+                for ahead in (False, True):
+                    yield SoftmaxConfig(
+                        rows, lanes, warps, paired=True, ahead=ahead,
+                        programs_per_multiprocessor=programs,
+                    )  # fmt: skip
 
 
 def _long_rows(keys: int, vector: int, direction: str) -> Iterator[SoftmaxConfig]:

@@ -129,6 +129,7 @@ def _describe(config: SoftmaxConfig | None) -> str:
         return "default"
     form = f"long kept={config.kept}" if config.long else f"rows={config.block_rows:3d}"
     form = f"paired {form}" if config.paired else form
+    form += " ahead" if config.ahead else ""
     rest = f" steps={config.steps}" if config.steps else ""
     if config.programs_per_multiprocessor:
         rest += f" programs={config.programs_per_multiprocessor}"

@@ -24,8 +24,8 @@ import torch
 #: table of technical specifications).
 SHARED_MEMORY_LIMIT = {75: 64, 80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 
-#: Capabilities for which Triton generates the code of another: only fp8 tells 8.0 to 8.9 apart, and
-#: PTX of the older one assembles for the younger.
+#: Capabilities whose PTX without fp8 is that of 8.0 but for the order of some instructions (Triton
+#: 3.8), so that 8.0's is assembled for them.
 SAME_CODE = {86: 80, 89: 80}
 
 _TRITON_TYPES = {
@@ -96,32 +96,35 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
     Triton stops at PTX and the assembler runs once, here. What is written to Triton's cache lies in
     a folder of its own, since it lacks a binary.
     """
-    description = _describe(launch)
+    identity = binary_identity(launch)
     generated_for = capability
-    if "fp8e4nv" not in str(description[0]):
+    if "fp8e4nv" not in identity:
         generated_for = SAME_CODE.get(capability, capability)
-    key = str((launch.kernel.__module__, launch.name, description, launch.options, generated_for))
+    key = identity, generated_for
     if key not in _generated:
-        _generated[key] = _generate(launch, description, generated_for)
+        _generated[key] = _generate(launch, generated_for)
     ptx, shared_bytes = _generated[key]
     registers, spills = assembler_report(ptx, capability)
     return Compiled(launch.name, capability, shared_bytes, spills, registers, _dependent(ptx))
 
 
-#: PTX and bytes of shared memory by kernel, arguments, options and capability.
-_generated: dict[str, tuple[str, int]] = {}
+def binary_identity(launch: Launch) -> str:
+    """Equal for launches that run the same binary: kernel, types, constants, options."""
+    return f"{launch.kernel.__module__}.{launch.name} {_describe(launch)} {launch.options}"
 
 
-def _generate(
-    launch: Launch, description: tuple[dict, dict, dict], capability: int
-) -> tuple[str, int]:
+#: PTX and bytes of shared memory by binary and capability.
+_generated: dict[tuple[str, int], tuple[str, int]] = {}
+
+
+def _generate(launch: Launch, capability: int) -> tuple[str, int]:
     """PTX of a launch and the shared memory of one program."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import CUDABackend
     from triton.compiler import ASTSource
 
-    source = ASTSource(launch.kernel, *description)
+    source = ASTSource(launch.kernel, *_describe(launch))
     folder = os.path.join(triton.knobs.cache.dir, "without_binaries")
     with (
         mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder),
@@ -145,7 +148,7 @@ def _describe(launch: Launch) -> tuple[dict, dict, dict]:
     unspecialized = set(launch.kernel.do_not_specialize or ())
     for index, parameter in enumerate(launch.kernel.params):
         name = parameter.name
-        value = launch.arguments[name]
+        value = launch.arguments.get(name, parameter.default)
         if parameter.is_constexpr or value is None:
             signature[name], constants[(index,)] = "constexpr", value
         elif hasattr(value, "block_shape"):

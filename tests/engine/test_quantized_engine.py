@@ -27,6 +27,7 @@ from fastswin.engine.quantized import mix
 from fastswin.engine.quantized.formats import BlockFormats, LayerFormat, StageFormats
 from fastswin.engine.quantized.library import library_affine
 from fastswin.engine.quantized.prepare import LayerForms
+from fastswin.ops.quantized_linear.ordering import restore_rows
 from fastswin.quant import QuantizationError, QuantizedSwin
 from fastswin.quant.layers import quant_layers
 
@@ -395,7 +396,7 @@ def test_the_mlp_in_one_kernel(monkeypatch):
     assert [call.layer for call in fused] == ["mlp", "mlp"]
     for number, call in enumerate(fused):
         fc1 = reference.linears[f"layers.{number}.blocks.0.mlp.fc1"]
-        assert torch.equal(call.args[1], fc1.weight.to(torch.int8))
+        assert torch.equal(restore_rows(call.args[1]), fc1.weight.to(torch.int8))
         own = {**call.kwargs, "out": None}
         wanted = call.function(*call.args, **{**own, "impl": "reference"}).float()
         assert relative_rms(call.function(*call.args, **own), wanted) <= 2e-3

@@ -132,12 +132,12 @@ class MsBlock(nn.Module):
 class MsMerging(nn.Module):
     def __init__(self, dim, resolution, version):
         super().__init__()
-        self.resolution, self.version = resolution, version
+        self.input_resolution, self.version = resolution, version
         self.reduction = nn.Linear(4 * dim, 2 * dim, bias=False)
         self.norm = nn.LayerNorm((4 if version == 1 else 2) * dim)
 
     def forward(self, x):
-        x = x.view(len(x), *self.resolution, -1)
+        x = x.view(len(x), *self.input_resolution, -1)
         x = torch.cat([x[:, r::2, c::2] for c in (0, 1) for r in (0, 1)], -1).flatten(1, 2)
         return self.reduction(self.norm(x)) if self.version == 1 else self.norm(self.reduction(x))
 

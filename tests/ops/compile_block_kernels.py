@@ -20,7 +20,7 @@ from fastswin.engine.small_batch import ONE_SHOT_CHANNELS, small_stage
 from fastswin.ops.linear.config import OneShotConfig
 from fastswin.ops.split_k.config import SplitKConfig
 from fastswin.ops.window_attention.config import padded_tokens
-from fastswin.testing.aot import compile_launch, record_launches
+from fastswin.testing.aot import binary_identity, compile_launch, record_launches
 
 #: Multiprocessors of a card of each generation: T4, A100, RTX 3090, L4, H100, RTX 5090.
 MULTIPROCESSORS = {75: 40, 80: 108, 86: 82, 89: 58, 90: 132, 120: 170}
@@ -103,7 +103,8 @@ def few_rows(C: int, side: int, dtype: torch.dtype) -> None:
         elif isinstance(config, SplitKConfig):
             split = MODULES["split_k"]
             partials = split.split_k_linear_fwd(rows, weight, config, pdl=True)
-            for norm, affine in (("none", None), ("pre", None), ("post", vector(C))):
+            joins = (("none", None), ("pre", None), ("post", vector(C)))
+            for norm, affine in joins if C in (192, 768) else joins[:1]:
                 split.add_split_k_fwd(partials, x, vector(C), norm, affine, affine, 1e-5, pdl=True)
     if C == 96:
         small.one_shot_linear_fwd(
@@ -149,26 +150,7 @@ def record(selection: str) -> list:
             few_rows(C, side, half)
         for C, side in ((96, 56), (768, 7)) if every else ((192, 28),):
             small_kernels(C, side, half)
-    return distinct(launches)
-
-
-def distinct(launches: list) -> list:
-    """One launch for each binary that Triton would build."""
-
-    def described(name: str, value: object) -> object:
-        if hasattr(value, "block_shape"):
-            return tuple(value.block_shape), value.base.dtype
-        if isinstance(value, torch.Tensor):
-            return value.dtype
-        if isinstance(value, int) and not name.isupper():
-            return value == 1, value % 16 == 0
-        return None if name == "M" else value
-
-    found = {}
-    for launch in launches:
-        arguments = tuple((k, described(k, v)) for k, v in launch.arguments.items())
-        found.setdefault((launch.name, arguments, tuple(sorted(launch.options.items()))), launch)
-    return list(found.values())
+    return list({binary_identity(launch): launch for launch in launches}.values())
 
 
 def run_as(capability: int) -> contextlib.ExitStack:

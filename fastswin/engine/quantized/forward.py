@@ -20,7 +20,7 @@ from fastswin.engine.plan import StagePlan
 from fastswin.engine.precision import FORMAT_DTYPES
 from fastswin.engine.prepare import Linear, Norm, PreparedBlock
 from fastswin.engine.quantized.formats import BlockFormats, LayerFormat
-from fastswin.engine.quantized.prepare import LayerForms, Steps
+from fastswin.engine.quantized.prepare import LayerForms, OrderedAffine, Steps
 
 
 class QuantizedForward(Forward):
@@ -119,9 +119,10 @@ class QuantizedForward(Forward):
         """``x += offset + mlp(norm2(x + offset))`` in one 8-bit kernel, in place."""
         fc1, fc2 = cast(LayerForms, block.fc1), cast(LayerForms, block.fc2)
         self.ops.quantized_mlp(
-            x, fc1.packed, fc1.steps.scale, fc1.steps.bias, fc2.ordered, fc2.steps.scale,
-            fc2.steps.bias, input_scale=fc1.steps.input_scale, hidden_scale=fc2.steps.input_scale,
-            offset=offset, eps=self.eps, out=x, fc2_ordered=True, impl="triton",
+            x, fc1.ordered.weight, fc1.ordered.scale, fc1.ordered.bias, fc2.packed,
+            fc2.steps.scale, fc2.steps.bias, input_scale=fc1.steps.input_scale,
+            hidden_scale=fc2.steps.input_scale, offset=offset, eps=self.eps, out=x, ordered=True,
+            impl="triton",
         )  # fmt: skip
 
     def merge(self, x: torch.Tensor, index: int, stage: StagePlan, offset: Offset) -> torch.Tensor:
@@ -242,10 +243,12 @@ class QuantizedForward(Forward):
             )  # fmt: skip
         scale = steps.output_scale if quantize_output else None
         scale = reader.input_scale if reader is not None else scale
+        ordered = forms.is_ordered(layer, scale is not None)
+        own = forms.ordered if ordered else OrderedAffine(forms.packed, steps.scale, steps.bias)
         return self.ops.quantized_linear(
-            h, forms.packed, steps.scale, steps.bias, row_scale=token_scale, output_scale=scale,
-            out_dtype=None if scale is not None else self.precision.dtype, impl=_impl(layer),
-            pdl=pdl, **epilogue,
+            h, own.weight, own.scale, own.bias, row_scale=token_scale, output_scale=scale,
+            out_dtype=None if scale is not None else self.precision.dtype, ordered=ordered,
+            impl=_impl(layer), pdl=pdl, **epilogue,
         )  # fmt: skip
 
     def branch(

@@ -21,7 +21,7 @@ from fastswin.engine.prepare import Affine, Builder, Footprint, Linear, Prepared
 from fastswin.engine.quantized.formats import LayerFormat, StageFormats
 from fastswin.engine.quantized.library import LibraryAffine, library_affine
 from fastswin.models.swin import SwinTransformer
-from fastswin.ops.quantized_mlp.config import order_hidden
+from fastswin.ops.quantized_linear.ordering import order_rows, why_not_ordered
 from fastswin.quant.convert import quantize_linear
 from fastswin.quant.fake_quant import quantize
 from fastswin.quant.layers import QuantLayer, quant_layers
@@ -49,6 +49,20 @@ class Steps:
     output_scale: torch.Tensor | None
     output_step: float
     pad_output: torch.Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class OrderedAffine:
+    """An 8-bit layer with its output channels in the order of ops/quantized_linear/ordering.py.
+
+    Attributes:
+        weight: ``[N, K]``, in 8 bits.
+        scale, bias: fp32 ``[N]`` of its steps.
+    """
+
+    weight: torch.Tensor
+    scale: torch.Tensor
+    bias: torch.Tensor | None
 
 
 class LayerForms:
@@ -111,10 +125,24 @@ class LayerForms:
         """8-bit weight ``[N, K]`` for our kernel, the LayerNorm before it folded in."""
         return self._place(self._packed)
 
+    @property
+    def orderable(self) -> bool:
+        """Whether kernels can have the layer in the order that stores 8-bit results fastest."""
+        steps = self._steps.output_scale
+        return why_not_ordered(len(self._packed), 1 if steps is None else steps.numel()) is None
+
     @functools.cached_property
-    def ordered(self) -> torch.Tensor:
-        """fc2's 8-bit weight ``[N, K]`` for the kernel that holds the whole MLP."""
-        return self._place(order_hidden(self._packed))
+    def ordered(self) -> OrderedAffine:
+        """The layer for results in 8 bits, which kernels store in this order."""
+        host = self._steps
+        bias = None if host.bias is None else order_rows(host.bias)
+        scale = order_rows(host.scale).to(self._device)
+        return OrderedAffine(self._place(order_rows(self._packed)), scale, self._small(bias))
+
+    @property
+    def stores_8_bits(self) -> bool:
+        """Whether the scheme stores the layer's own output in 8 bits."""
+        return self._steps.output_scale is not None
 
     @functools.cached_property
     def steps(self) -> Steps:
@@ -134,17 +162,26 @@ class LayerForms:
     def placed(self) -> list[torch.Tensor]:
         """The weights that are on the device."""
         there = self.__dict__
-        found = [there[name] for name in ("weight", "packed", "ordered") if name in there]
-        return found + ([self.library.weight] if "library" in there else [])
+        found = [there[name] for name in ("weight", "packed") if name in there]
+        forms = [there[name] for name in ("ordered", "library") if name in there]
+        return found + [form.weight for form in forms]
 
-    def place(self, layer: LayerFormat, *, ordered: bool = False) -> None:
-        """Bring the form of a plan to the device."""
+    def place(self, layer: LayerFormat, *, narrow: bool) -> None:
+        """Bring the form of a plan to the device; ``narrow``: the result is stored in 8 bits."""
         if not layer.quantized:
             _ = self.weight
-        elif ordered:
-            _ = self.steps, self.ordered
+            return
+        _ = self.steps
+        if layer.backend == "cublaslt":
+            _ = self.library
+        elif self.is_ordered(layer, narrow):
+            _ = self.ordered
         else:
-            _ = self.steps, self.library if layer.backend == "cublaslt" else self.packed
+            _ = self.packed
+
+    def is_ordered(self, layer: LayerFormat, narrow: bool) -> bool:
+        """Whether a layer with an 8-bit result (``narrow``) runs in the order of ``ordered``."""
+        return narrow and layer.backend == "triton" and self.orderable
 
     def _small(self, host: torch.Tensor | None) -> torch.Tensor | None:
         return None if host is None else host.to(self._device)
@@ -173,16 +210,18 @@ def place_forms(weights: PreparedModel, stages: Sequence[StageFormats]) -> None:
     """Bring every layer to the device in the form that a plan's stages want."""
     for index, formats in enumerate(stages):
         for block, wanted in zip(weights.stages[index], formats.blocks, strict=True):
-            for name in ("qkv", "proj", "fc1", "fc2"):
-                ordered = name == "fc2" and wanted.mlp == "fused"
-                _place(getattr(block, name), getattr(wanted, name), ordered)
+            _place(block.qkv, wanted.qkv, narrow=wanted.attention != "wide")
+            _place(block.fc1, wanted.fc1, narrow=wanted.fc1.format == wanted.fc2.format)
+            _place(block.proj, wanted.proj)
+            _place(block.fc2, wanted.fc2)
         if formats.reduction is not None:
             _place(weights.mergings[index].reduction, formats.reduction)
 
 
-def _place(linear: Linear, layer: LayerFormat, ordered: bool = False) -> None:
+def _place(linear: Linear, layer: LayerFormat, narrow: bool | None = None) -> None:
+    """``narrow``: whether the result is stored in 8 bits; None where the scheme alone says it."""
     if isinstance(linear, LayerForms):
-        linear.place(layer, ordered=ordered)
+        linear.place(layer, narrow=linear.stores_8_bits if narrow is None else narrow)
 
 
 class _QuantizedBuilder(Builder):

@@ -87,8 +87,9 @@ def default_head_group_config(
         C, num_heads: channels and heads of the stage.
         multiprocessors, capability: of the GPU that runs it.
     """
-    roomy = capability[0] in (9, 10)  # others: 99 to 163 KiB of shared memory
-    if C > (MAX_RESIDENT_CHANNELS if roomy else 256) or column_parts(C) is None:
+    # older tensor cores read weights from registers: a whole strip of them spills
+    roomy = capability[0] in (9, 10)
+    if C > (MAX_RESIDENT_CHANNELS if roomy else 96) or column_parts(C) is None:
         block_k = 128 if roomy and C % 128 == 0 else 64 if C % 64 == 0 else 32
         return HeadGroupConfig(1, block_k, num_stages=3)
     heads = 1

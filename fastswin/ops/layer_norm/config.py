@@ -11,15 +11,20 @@ TILE_ELEMENTS = 2048
 
 NUM_WARPS = 4
 
-#: Columns that one warp reads at once, 8 of 2 bytes a thread: the sums of wider rows would cross the
-#: warps of a program, at 15 barriers for 768 channels. One warp to a program has none.
+#: Columns that one warp reads at once, 8 of 2 bytes a thread. The sums of wider rows would cross
+#: the warps of a program (15 barriers at 768 channels), so those get programs of one warp.
 WARP_COLUMNS = 256
 
-#: Widest column part of a row that one warp keeps in registers.
-MAX_WARP_COLUMNS = 1024
+#: Widest column part of a row that one warp keeps in registers, and most elements of its tile.
+MAX_WARP_COLUMNS, WARP_TILE_ELEMENTS = 1024, 4096
 
-#: Fewest rows that fill a card with two of them to a warp: 24 warps on each of 132 multiprocessors.
-MANY_ROWS = 6000
+#: Programs that are enough for a card of 132 multiprocessors, of one warp and of four; with more
+#: rows each takes more, since what a row costs is instructions: 208 of a warp at 192 channels in
+#: int8 with 8 rows a program, 114 with 32 (20 and 11 us of 100,352 rows).
+WARP_PROGRAMS, PROGRAMS = 3000, 1500
+
+#: Most rows of a program of four warps.
+MAX_BLOCK_M = 32
 
 
 class RowTiles(NamedTuple):
@@ -40,10 +45,16 @@ def row_tiles(channels: int) -> RowTiles:
 def launch_tiles(channels: int, rows: int) -> tuple[RowTiles, int]:
     """Tiles and warps of a program for ``rows`` rows of ``channels`` elements."""
     tiles = row_tiles(channels)
-    if not WARP_COLUMNS < tiles.CA <= MAX_WARP_COLUMNS:
-        return tiles, NUM_WARPS
-    two = rows >= MANY_ROWS and tiles.CA + tiles.CB <= MAX_WARP_COLUMNS
-    return tiles._replace(BLOCK_M=2 if two else 1), 1
+    if not WARP_COLUMNS <= tiles.CA <= MAX_WARP_COLUMNS:
+        block_m = tiles.BLOCK_M
+        while tiles.CA < WARP_COLUMNS and 2 * block_m <= min(MAX_BLOCK_M, rows // PROGRAMS):
+            block_m *= 2
+        return tiles._replace(BLOCK_M=block_m), NUM_WARPS
+    most = min(WARP_TILE_ELEMENTS // next_power_of_2(channels), rows // WARP_PROGRAMS)
+    block_m = 1
+    while 2 * block_m <= most:
+        block_m *= 2
+    return tiles._replace(BLOCK_M=block_m), 1
 
 
 def num_programs(rows: int, tiles: RowTiles) -> int:

@@ -46,6 +46,7 @@ class SoftmaxConfig:
         steps: most loop positions per program; 0 takes as many as still fill the GPU.
         long: two passes over the row instead of holding it whole.
         paired: two rows of odd length at a time, ``block_keys`` in words of two elements.
+        ahead: the next loop position is loaded before this one's arithmetic; paired form.
         kept: chunks that stay in registers between the two passes.
         programs_per_multiprocessor: most programs of a launch, each taking a run of the loop axis;
             0 takes 16. The two-pass form has one per row.
@@ -58,6 +59,7 @@ class SoftmaxConfig:
     long: bool = False
     kept: int = 0
     paired: bool = False
+    ahead: bool = False
     programs_per_multiprocessor: int = 0
 
     @property

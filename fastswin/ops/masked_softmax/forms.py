@@ -80,6 +80,7 @@ def tiles(config: SoftmaxConfig, keys: int, vector: int) -> dict[str, object]:
             "R": config.block_rows // 2,
             "L": config.block_keys,
             "CHUNKS": -(-keys // config.block_keys),
+            "AHEAD": config.ahead,
         }
     return {
         "EVEN": keys % config.block_keys == 0,

@@ -93,6 +93,16 @@ def _own_words(ptr, first_word, pair, lane, N: tl.constexpr):
 
 
 @triton.jit
+def _load_words(at, ok, lane, N: tl.constexpr, L: tl.constexpr, CHUNKS: tl.constexpr):
+    """The words ``[R, L, 2]`` of each chunk of some pairs."""
+    words = ()
+    for c in tl.static_range(CHUNKS):
+        keep = ok & (c * L + lane < N)
+        words = words + (tl.load(at + 2 * c * L, mask=keep[:, :, None], other=0.0),)
+    return words
+
+
+@triton.jit
 def _halves(words):
     """Low and high elements ``[R, L]`` of words ``[R, L, 2]`` in fp32."""
     low, high = tl.split(words)
@@ -105,9 +115,12 @@ def softmax_fwd_paired_kernel(
     x_step, out_step, bias0, bias1, bias2, mask0, mask1, mask2, bias_key, mask_key,
     N: tl.constexpr, BIAS_ALIGN: tl.constexpr, MASK_ALIGN: tl.constexpr,
     HAS_BIAS: tl.constexpr, MASK: tl.constexpr,
-    R: tl.constexpr, L: tl.constexpr, CHUNKS: tl.constexpr,
+    R: tl.constexpr, L: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One program per (block of R pairs, run of ``steps`` loop positions); steps in words."""
+    """One program per (block of R pairs, run of ``steps`` loop positions); steps in words.
+
+    With AHEAD the next position's words are asked for before this one's arithmetic.
+    """
     HALF: tl.constexpr = N // 2
     pid = tl.program_id(0)
     first = pid // pair_blocks * steps
@@ -138,15 +151,20 @@ def softmax_fwd_paired_kernel(
     x_own = _own_words(x_ptr, start, pair, lane, N)
     out_own = _own_words(out_ptr, start, pair, lane, N)
     two = tl.full([], 2, tl.int64)
+    if AHEAD:
+        after = _load_words(x_own + first * (two * x_step), pair_ok, lane, N, L, CHUNKS)
     for step in range(first, last):
-        x_at = x_own + step * (two * x_step)
         out_at = out_own + step * (two * out_step)
+        if AHEAD:
+            words = after
+            more = pair_ok & (step + 1 < last)
+            after = _load_words(x_own + (step + 1) * (two * x_step), more, lane, N, L, CHUNKS)
+        else:
+            words = _load_words(x_own + step * (two * x_step), pair_ok, lane, N, L, CHUNKS)
         lows = ()
         highs = ()
         for c in tl.static_range(CHUNKS):
-            keep = pair_ok & (c * L + lane < N)
-            raw = tl.load(x_at + 2 * c * L, mask=keep[:, :, None], other=0.0)
-            low, high = tl.split(raw)
+            low, high = tl.split(words[c])
             lows = lows + (low,)
             highs = highs + (high,)
         peak_a = tl.full([R, L], -float("inf"), tl.float32)
@@ -208,9 +226,12 @@ def softmax_bwd_paired_kernel(
     y_ptr, g_ptr, dx_ptr, partial_ptr, scale, pairs, pair_blocks, loop, steps,
     y_step, g_step, dx_step,
     N: tl.constexpr, NEEDS_DX: tl.constexpr, NEEDS_SUM: tl.constexpr,
-    R: tl.constexpr, L: tl.constexpr, CHUNKS: tl.constexpr,
+    R: tl.constexpr, L: tl.constexpr, CHUNKS: tl.constexpr, AHEAD: tl.constexpr,
 ):  # fmt: skip
-    """One program per (block of R pairs, run of ``steps`` loop positions); steps in words."""
+    """One program per (block of R pairs, run of ``steps`` loop positions); steps in words.
+
+    With AHEAD the next position's words are asked for before this one's arithmetic.
+    """
     HALF: tl.constexpr = N // 2
     pid = tl.program_id(0)
     run = pid // pair_blocks
@@ -231,16 +252,20 @@ def softmax_bwd_paired_kernel(
             sums_low = sums_low + (tl.zeros([R, L], tl.float32),)
             sums_high = sums_high + (tl.zeros([R, L], tl.float32),)
     two = tl.full([], 2, tl.int64)
+    if AHEAD:
+        y_after = _load_words(y_own + first * (two * y_step), pair_ok, lane, N, L, CHUNKS)
+        g_after = _load_words(g_own + first * (two * g_step), pair_ok, lane, N, L, CHUNKS)
     for step in range(first, last):
-        y_at = y_own + step * (two * y_step)
-        g_at = g_own + step * (two * g_step)
         dx_at = dx_own + step * (two * dx_step)
-        ys = ()
-        gs = ()
-        for c in tl.static_range(CHUNKS):
-            keep = pair_ok & (c * L + lane < N)
-            ys = ys + (tl.load(y_at + 2 * c * L, mask=keep[:, :, None], other=0.0),)
-            gs = gs + (tl.load(g_at + 2 * c * L, mask=keep[:, :, None], other=0.0),)
+        if AHEAD:
+            ys = y_after
+            gs = g_after
+            more = pair_ok & (step + 1 < last)
+            y_after = _load_words(y_own + (step + 1) * (two * y_step), more, lane, N, L, CHUNKS)
+            g_after = _load_words(g_own + (step + 1) * (two * g_step), more, lane, N, L, CHUNKS)
+        else:
+            ys = _load_words(y_own + step * (two * y_step), pair_ok, lane, N, L, CHUNKS)
+            gs = _load_words(g_own + step * (two * g_step), pair_ok, lane, N, L, CHUNKS)
         products_a = tl.zeros([R, L], tl.float32)
         products_b = products_a
         for c in tl.static_range(CHUNKS):

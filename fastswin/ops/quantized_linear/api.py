@@ -10,6 +10,7 @@ from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_n
 from fastswin.ops.quantize.checks import check_format, check_steps, why_not_format
 from fastswin.ops.quantize.reference import LARGEST
 from fastswin.ops.quantized_linear.config import QuantizedGemmConfig, quantized_linear_blocker
+from fastswin.ops.quantized_linear.ordering import restore_rows, why_not_ordered
 from fastswin.ops.quantized_linear.reference import quantized_linear_ref
 
 Activation = Literal["gelu"]
@@ -29,6 +30,7 @@ def quantized_linear(
     output_scale: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     out: torch.Tensor | None = None,
+    ordered: bool = False,
     impl: Impl = "auto",
     config: QuantizedGemmConfig | None = None,
     pdl: bool = False,
@@ -49,6 +51,9 @@ def quantized_linear(
         out_dtype: of a wide result, float16, bfloat16 or float32; None takes residual's, out's, or
             float16.
         out: ``[..., N]`` where the result goes, contiguous; may be ``residual``.
+        ordered: whether the rows of ``weight``, ``scale`` and ``bias`` are in the order in which
+            the kernel stores 8-bit results fastest (``order_rows`` in ordering.py); the result's
+            channels never are. Needs ``output_scale`` and multiples of 16 channels with each step.
         impl: "auto", "triton" or "reference".
         config: tiles of the kernel; None takes the heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
@@ -87,6 +92,11 @@ def quantized_linear(
     if activation not in (None, "gelu"):
         raise ValueError(f"activation must be None or 'gelu', got {activation!r}")
     stored = _stored(x, output_scale, out_dtype, residual, out, N)
+    if ordered:
+        if output_scale is None:
+            raise ValueError("ordered must be False without output_scale")
+        if reason := why_not_ordered(N, output_scale.numel()):
+            raise ValueError(f"ordered must be False: {reason}")
     for name, like in (("residual", residual), ("out", out)):
         if like is not None and (tuple(like.shape) != shape or like.dtype != stored):
             raise ValueError(
@@ -108,6 +118,9 @@ def quantized_linear(
         ],
     )
     if chosen == "reference":
+        if ordered:
+            weight, scale = restore_rows(weight), restore_rows(scale)
+            bias = None if bias is None else restore_rows(bias)
         y = quantized_linear_ref(
             x, weight, scale, bias, row_scale, activation, residual, output_scale, stored
         )
@@ -116,7 +129,7 @@ def quantized_linear(
 
     return quantized_linear_fwd(
         x, weight, scale, bias, row_scale, activation, residual, output_scale, stored, out, config,
-        pdl,
+        pdl, ordered,
     )  # fmt: skip
 
 

@@ -62,7 +62,7 @@ def _store_tile(
     acc, scale_ptr, bias_ptr, row_scale_ptr, residual_ptr, output_scale_ptr, out_ptr, out_desc,
     tile_m, tile_n, M, N,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GELU: tl.constexpr, PARTS: tl.constexpr,
-    PART_PER_TILE: tl.constexpr,
+    PART_PER_TILE: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
     """Epilogue of one tile ``[BLOCK_M, BLOCK_N]`` and its only store."""
     row = tl.arange(0, BLOCK_M)
@@ -84,6 +84,9 @@ def _store_tile(
         # integer sums and calibrated steps are finite; a step of a token may be NaN
         finite: tl.constexpr = row_scale_ptr is None
         stored = round_to_8_bits(y * inverse, out_ptr.dtype.element_ty, not finite)
+        if ORDERED:  # columns are in ordering.py's order, the result is not
+            pairs = tl.reshape(stored, [BLOCK_M, BLOCK_N // 16, 2, 4, 2])
+            stored = tl.reshape(tl.permute(pairs, [0, 1, 3, 2, 4]), [BLOCK_M, BLOCK_N])
         if out_desc is not None:
             out_desc.store([tile_m * BLOCK_M, tile_n * BLOCK_N], stored)
         else:
@@ -99,7 +102,7 @@ def _quantized_linear_kernel(
     x_ptr, weight_ptr, scale_ptr, bias_ptr, row_scale_ptr, residual_ptr, output_scale_ptr, out_ptr,
     M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
-    GELU: tl.constexpr, PARTS: tl.constexpr, PART_PER_TILE: tl.constexpr,
+    GELU: tl.constexpr, PARTS: tl.constexpr, PART_PER_TILE: tl.constexpr, ORDERED: tl.constexpr,
     NUM_STAGES: tl.constexpr, LINES: tl.constexpr = 1, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per output tile, operands by pointers; columns fastest."""
@@ -129,7 +132,7 @@ def _quantized_linear_kernel(
         acc = tl.dot(x, tl.trans(w), acc, out_dtype=sums)
     _store_tile(
         acc, scale_ptr, bias_ptr, row_scale_ptr, residual_ptr, output_scale_ptr, out_ptr, None,
-        tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, GELU, PARTS, PART_PER_TILE,
+        tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, GELU, PARTS, PART_PER_TILE, ORDERED,
     )  # fmt: skip
 
 
@@ -138,7 +141,7 @@ def _quantized_linear_tma_kernel(
     x_desc, weight_desc, weight_ptr, scale_ptr, bias_ptr, row_scale_ptr, residual_ptr,
     output_scale_ptr, out_ptr, out_desc, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-    GELU: tl.constexpr, PARTS: tl.constexpr, PART_PER_TILE: tl.constexpr,
+    GELU: tl.constexpr, PARTS: tl.constexpr, PART_PER_TILE: tl.constexpr, ORDERED: tl.constexpr,
     NUM_STAGES: tl.constexpr, PERSISTENT: tl.constexpr, LINES: tl.constexpr = 1,
     PDL: tl.constexpr = False,
 ):  # fmt: skip
@@ -161,6 +164,7 @@ def _quantized_linear_tma_kernel(
             _store_tile(
                 acc, scale_ptr, bias_ptr, row_scale_ptr, residual_ptr, output_scale_ptr, out_ptr,
                 out_desc, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, GELU, PARTS, PART_PER_TILE,
+                ORDERED,
             )  # fmt: skip
     else:
         tile_m = tl.program_id(0) // tiles_n
@@ -172,7 +176,7 @@ def _quantized_linear_tma_kernel(
             acc = tl.dot(x, w.T, acc, out_dtype=sums)
         _store_tile(
             acc, scale_ptr, bias_ptr, row_scale_ptr, residual_ptr, output_scale_ptr, out_ptr,
-            out_desc, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, GELU, PARTS, PART_PER_TILE,
+            out_desc, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, GELU, PARTS, PART_PER_TILE, ORDERED,
         )  # fmt: skip
 
 
@@ -189,6 +193,7 @@ def quantized_linear_fwd(
     out: torch.Tensor | None,
     config: QuantizedGemmConfig | None = None,
     pdl: bool = False,
+    ordered: bool = False,
 ) -> torch.Tensor:
     """Launch on ``x [..., K]``; see the public function. ``dtype``: of the result."""
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -214,7 +219,7 @@ def quantized_linear_fwd(
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
         "GELU": activation == "gelu", "PARTS": parts,
-        "PART_PER_TILE": N // parts % config.block_n == 0,
+        "PART_PER_TILE": N // parts % config.block_n == 0, "ORDERED": ordered,
         "NUM_STAGES": config.num_stages, "num_warps": config.num_warps,
         "LINES": min(lines, PREFETCH_LINES), **dependent,
     }  # fmt: skip

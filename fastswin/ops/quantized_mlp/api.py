@@ -14,13 +14,9 @@ from fastswin._triton.available import (
 )
 from fastswin.ops.quantize.checks import check_format, check_steps, why_not_format
 from fastswin.ops.quantize.reference import quantize_ref
+from fastswin.ops.quantized_linear.ordering import order_rows, restore_rows
 from fastswin.ops.quantized_linear.reference import quantized_linear_ref
-from fastswin.ops.quantized_mlp.config import (
-    QuantizedMlpConfig,
-    order_hidden,
-    quantized_mlp_blocker,
-    restore_hidden,
-)
+from fastswin.ops.quantized_mlp.config import QuantizedMlpConfig, quantized_mlp_blocker
 
 
 def quantized_mlp(
@@ -37,7 +33,7 @@ def quantized_mlp(
     offset: torch.Tensor | None = None,
     eps: float = 1e-5,
     out: torch.Tensor | None = None,
-    fc2_ordered: bool = False,
+    ordered: bool = False,
     impl: Impl = "auto",
     config: QuantizedMlpConfig | None = None,
 ) -> torch.Tensor:
@@ -52,8 +48,8 @@ def quantized_mlp(
         offset: ``[C]`` added to every row of x first; None adds nothing.
         eps: LayerNorm epsilon.
         out: ``[..., C]`` where the result goes; may be ``x``.
-        fc2_ordered: whether ``fc2_weight`` is in the kernel's order (``order_hidden``, config.py),
-            into which every call brings it otherwise.
+        ordered: whether ``fc1_weight``, ``fc1_scale`` and ``fc1_bias`` are in the kernel's order
+            (``order_rows`` in quantized_linear/ordering.py), into which calls bring them otherwise.
         impl: "auto", "triton" or "reference".
         config: tiles of the kernel; None takes the heuristic.
 
@@ -92,20 +88,16 @@ def quantized_mlp(
             quantized_mlp_blocker(C, hidden),
         ],
     )
+    fc1 = (fc1_weight, fc1_scale, fc1_bias)
+    if ordered == (chosen == "reference"):
+        fc1 = tuple(map(restore_rows if ordered else order_rows, fc1))
+    operands = (*fc1, fc2_weight, fc2_scale, fc2_bias)
     if chosen == "reference":
-        fc2_weight = restore_hidden(fc2_weight) if fc2_ordered else fc2_weight
-        y = _quantized_mlp_ref(
-            x, fc1_weight, fc1_scale, fc1_bias, fc2_weight, fc2_scale, fc2_bias, input_scale,
-            hidden_scale, offset, eps,
-        )  # fmt: skip
+        y = _quantized_mlp_ref(x, *operands, input_scale, hidden_scale, offset, eps)
         return y if out is None else out.copy_(y)
     from fastswin.ops.quantized_mlp.forward import quantized_mlp_fwd
 
-    ordered = fc2_weight if fc2_ordered else order_hidden(fc2_weight)
-    return quantized_mlp_fwd(
-        x, fc1_weight, fc1_scale, fc1_bias, ordered, fc2_scale, fc2_bias, input_scale,
-        hidden_scale, offset, eps, out, config,
-    )  # fmt: skip
+    return quantized_mlp_fwd(x, *operands, input_scale, hidden_scale, offset, eps, out, config)
 
 
 def _quantized_mlp_ref(

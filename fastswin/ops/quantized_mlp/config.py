@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import torch
-
 from fastswin._triton.tiles import split_columns
 
 #: Wider rows are faster as two 8-bit GEMMs: at 256 channels 51.8 us against 58.2 (H100, M 25088).
@@ -51,25 +49,3 @@ def quantized_mlp_blocker(C: int, hidden: int, block_h: int = 128) -> str | None
     if hidden % block_h:
         return f"{hidden} hidden channels are not a multiple of {block_h}"
     return None
-
-
-def order_hidden(fc2_weight: torch.Tensor) -> torch.Tensor:
-    """fc2's columns as the kernel reads them, ``[C, hidden]`` contiguous.
-
-    fc1's sums leave the tensor cores with a thread holding pairs of hidden units, fc2 wants fours:
-    of 16 columns, four pairs from the first half alternate with four from the second. What a thread
-    holds is then its operand as it stands; otherwise threads exchange it in every step.
-    """
-    return _exchange(fc2_weight, (2, 4, 2))
-
-
-def restore_hidden(fc2_ordered: torch.Tensor) -> torch.Tensor:
-    """fc2's weight ``[C, hidden]`` from what :func:`order_hidden` made of it."""
-    return _exchange(fc2_ordered, (4, 2, 2))
-
-
-def _exchange(weight: torch.Tensor, groups: tuple[int, int, int]) -> torch.Tensor:
-    """Columns of each 16, seen as ``groups``, with the first two axes exchanged."""
-    C, hidden = weight.shape
-    seen = weight.view(torch.uint8).view(C, hidden // 16, *groups)
-    return seen.transpose(2, 3).reshape(C, hidden).view(weight.dtype)

@@ -4,8 +4,8 @@
 
 LayerNorm and rounding, fc1, GELU and rounding, fc2, residual: the hidden map exists only as a tile
 ``[BLOCK_M, BLOCK_H]`` and x is read and written once. Rows are two exact column parts (192 =
-128 + 64). int8 sums are int32, exact. fc2's columns come in the order of ``order_hidden``, so that
-the hidden tile is an operand as fc1's sums leave it.
+128 + 64). int8 sums are int32, exact. fc1's rows come in the order of ``order_rows``, so that the
+hidden tile is an operand as fc1's sums leave it.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _quantized_mlp_kernel(
         h = product.to(tl.float32) * tl.load(fc1_scale_ptr + unit)[None, :]
         h = gelu(h + tl.load(fc1_bias_ptr + unit)[None, :])
         q = round_to_8_bits(h * hidden_inverse, dtype, False)  # sums and steps are finite
-        # fc2's columns are stored in the order that makes this no exchange (order_hidden)
+        # fc1's rows are in the order that makes this no exchange (ordering.py)
         pairs = tl.reshape(q, [BLOCK_M, BLOCK_H // 16, 2, 4, 2])
         q = tl.reshape(tl.permute(pairs, [0, 1, 3, 2, 4]), [BLOCK_M, BLOCK_H])
         w = _tile(fc2_ptr, fc2_a_desc, 0, start, HIDDEN, CA, BLOCK_H, TMA)
@@ -123,7 +123,7 @@ def quantized_mlp_fwd(
     out: torch.Tensor | None,
     config: QuantizedMlpConfig | None = None,
 ) -> torch.Tensor:
-    """Launch on contiguous ``x [..., C]``; see the public function, with ``fc2_ordered``."""
+    """Launch on contiguous ``x [..., C]``; see the public function, with ``ordered``."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
     x, fc1_weight, fc2_weight = x.contiguous(), fc1_weight.contiguous(), fc2_weight.contiguous()

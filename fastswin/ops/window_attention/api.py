@@ -83,15 +83,18 @@ def window_attention(
     _check_shared_arguments(
         qkv, num_heads, tokens, bias, scale, logit_scale, dropout_p, input_precision
     )
-    bias = _dense_bias(bias, bias_table, num_heads, window_size, qkv)
+    _check_bias_table(bias, bias_table, num_heads, window_size, qkv)
     scale = head_dim**-0.5 if scale is None else float(scale)
     chosen = choose_impl(impl, "window_attention", _blockers(qkv, head_dim, None))
     seed = make_seed(dropout_seed, qkv.device) if dropout_p > 0 else None
     if chosen == "reference":
+        if bias_table is not None:
+            bias = expand_bias_table(bias_table, window_size)
         return window_attention_ref(
             qkv, bias, num_heads, window_size, shift_size, scale, logit_scale, qkv_bias,
             dropout_p, seed, sum_qkv_grad,
         )  # fmt: skip
+    bias = bias if bias_table is None else bias_table  # the kernels read either
     differentiated = _needs_gradient(qkv, bias, logit_scale, qkv_bias)
     out, _ = training.window_attention(
         qkv.contiguous(), bias, logit_scale, qkv_bias, seed, scale, num_heads, window_size,
@@ -176,16 +179,16 @@ def _needs_gradient(*tensors: torch.Tensor | None) -> bool:
     return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
 
 
-def _dense_bias(
+def _check_bias_table(
     bias: torch.Tensor | None,
     bias_table: torch.Tensor | None,
     num_heads: int,
     window_size: Pair,
     qkv: torch.Tensor,
-) -> torch.Tensor | None:
+) -> None:
     if bias_table is None:
         _check_devices(qkv, bias=bias)
-        return bias
+        return
     if bias is not None:
         raise ValueError("give bias or bias_table, not both")
     rows = (2 * window_size[0] - 1) * (2 * window_size[1] - 1)
@@ -195,7 +198,6 @@ def _dense_bias(
             f"{num_heads} heads, got {tuple(bias_table.shape)}"
         )
     _check_devices(qkv, bias_table=bias_table)
-    return expand_bias_table(bias_table, window_size)
 
 
 def _check_devices(x: torch.Tensor, **tensors: torch.Tensor | None) -> None:

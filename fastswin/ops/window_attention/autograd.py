@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from fastswin.ops.window_attention.geometry import expand_bias_table
 from fastswin.ops.window_attention.reference import (
     window_attention_partitioned_ref,
     window_attention_ref,
@@ -127,6 +128,8 @@ def _image_bwd_gradient(ctx: Any, *cotangents: Optional) -> tuple:
     def forward(
         qkv: torch.Tensor, bias: Optional, logit_scale: Optional, qkv_bias: Optional
     ) -> torch.Tensor:
+        if bias is not None and bias.ndim == 2:
+            bias = expand_bias_table(bias, tuple(window))
         return window_attention_ref(
             qkv, bias, heads, tuple(window), tuple(shift), scale, logit_scale, qkv_bias,
             dropout_p, seed, sum_qkv_grad,

@@ -7,7 +7,7 @@ its dk and dv go to a scratch list, whose sum is the gradient of ``qkv_bias`` (i
 output is cut away).
 
 dbias and dlogit_scale leave the kernels as one partial sum per run of windows; ``torch.sum`` adds
-them in a fixed order, in fp32.
+them in a fixed order, in fp32. Of a bias table one kernel adds runs and pairs (tables.py).
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from fastswin.ops.window_attention.launch import (
     qkv_strides,
     window_strides,
 )
+from fastswin.ops.window_attention.tables import table_gradient
 
 Pair = tuple[int, int]
 
@@ -47,7 +48,7 @@ class Sums:
     """fp32 gradients that are sums over windows, None where not needed.
 
     Attributes:
-        bias: ``[nH, N, N]``.
+        bias: ``[nH, N, N]``, or like the bias table, in its dtype.
         logit_scale: ``[nH]``, of ``log(temperature)``, before its clamp.
         qkv_bias: ``[3C]``, over padded tokens or over all.
     """
@@ -73,6 +74,7 @@ def window_attention_bwd(
     needs: Needs,
     dropout: Dropout | None = None,
     config: BackwardConfig | None = None,
+    bias_table: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Sums]:
     """Gradients of ``qkv [B, H, W, 3C]`` (contiguous) and of what is shared by its windows.
 
@@ -81,6 +83,7 @@ def window_attention_bwd(
         out, row_stats: the forward's; without them the tiled form runs the forward again.
         bias, head_scale: packed.
         needs: q, k and v count as one here.
+        bias_table: what the packed bias was made of, where that was a table.
 
     Returns:
         dqkv (uninitialised where not needed), and the sums.
@@ -109,7 +112,7 @@ def window_attention_bwd(
         head_scale, qkv_bias, scale, tf32, dropout, needs, dqkv, dqkv[..., C:], dqkv[..., 2 * C :],
         [*qkv_strides(shape), output_strides(shape), qkv_strides(shape)[0]],
     )  # fmt: skip
-    sums = _finish(problem, _launch(problem, config))
+    sums = _finish(problem, _launch(problem, config), bias_table)
     if apart:
         total = dqkv.flatten(0, 2).sum(0, dtype=torch.float32)
         total = total if sums.qkv_bias is None else total + sums.qkv_bias
@@ -186,11 +189,15 @@ def _empty_partials(problem: BackwardProblem) -> Partials:
     )
 
 
-def _finish(problem: BackwardProblem, partials: Partials) -> Sums:
+def _finish(
+    problem: BackwardProblem, partials: Partials, bias_table: torch.Tensor | None = None
+) -> Sums:
     """Second stage: add what the programs left."""
     N = problem.shape.tokens
     bias = logit_scale = qkv_bias = None
-    if partials.bias is not None:
+    if partials.bias is not None and bias_table is not None:
+        bias = table_gradient(partials.bias, bias_table, problem.shape.window_size)
+    elif partials.bias is not None:
         bias = partials.bias.sum(0)[:, :N, :N].contiguous()
     if partials.logit_scale is not None:
         logit_scale = partials.logit_scale.transpose(0, 1).flatten(1).sum(1)

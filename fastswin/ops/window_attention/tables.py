@@ -1,4 +1,4 @@
-"""Bias, shift mask and temperature packed by one launch, for calls that cannot pack beforehand.
+"""Bias, shift mask and temperature packed by one launch, and a bias table's gradient by another.
 
 The same tables as packing.py's, which takes some thirty small PyTorch operations: nothing once per
 weight load, but more than the attention itself on every call of a training step.
@@ -7,6 +7,13 @@ weight load, but more than the attention itself on every call of a training step
                           = -inf                                             k >= N
                           = 0                                                q >= N > k
     head_scale[h]         = exp(min(logit_scale[h], ln 100)) * log2(e)
+
+A bias table ``[(2 Wh - 1) * (2 Ww - 1), nH]`` is read in place of a dense bias at
+
+    table row of (q, k) = (qy - ky + Wh - 1) * (2 Ww - 1) + qx - kx + Ww - 1
+
+and its gradient sums the backward's partial sums over runs of windows and over the pairs of that
+row at once: as operators of PyTorch that is a sum, two flips, two unfolds and copies.
 """
 
 from __future__ import annotations
@@ -26,13 +33,16 @@ Pair = tuple[int, int]
 
 _BLOCK = 1024
 
+#: Queries and runs of windows that a program of the table's gradient adds at a time.
+_BLOCK_Q, _BLOCK_G = 64, 16
+
 
 @triton.jit
 def _pack_tables_kernel(
     bias_ptr, logit_scale_ptr, packed_ptr, head_scale_ptr, fill, log2_e, max_logit_scale,
     N: tl.constexpr, NP: tl.constexpr, NH: tl.constexpr,
     WH: tl.constexpr, WW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    HAS_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr,
+    HAS_BIAS: tl.constexpr, TABLE: tl.constexpr, HAS_SCALE: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """One program per (kind, head, block of pairs)."""
     pid = tl.program_id(0)
@@ -46,8 +56,11 @@ def _pack_tables_kernel(
     inside = (query < N) & (key < N)
     value = tl.zeros([BLOCK], tl.float32)
     if HAS_BIAS:
-        value = tl.load(bias_ptr + (head * N + query) * N + key, mask=inside, other=0.0)
-        value = value.to(tl.float32)
+        at = (head * N + query) * N + key
+        if TABLE:
+            below_key = query // WW - key // WW + WH - 1
+            at = (below_key * (2 * WW - 1) + query % WW - key % WW + WW - 1) * NH + head
+        value = tl.load(bias_ptr + at, mask=inside, other=0.0).to(tl.float32)
     if SH + SW > 0:
         below = (query // WW >= WH - SH) != (key // WW >= WH - SH)
         right = (query % WW >= WW - SW) != (key % WW >= WW - SW)
@@ -71,7 +84,13 @@ def pack_tables(
     shift_size: Pair,
     device: torch.device,
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """Dense ``bias [nH, N, N]`` and ``logit_scale`` (nH elements) as the kernels read them.
+    """``bias`` and ``logit_scale`` (nH elements) as the kernels read them.
+
+    Args:
+        bias: dense ``[nH, N, N]``, a table ``[(2 Wh - 1) * (2 Ww - 1), nH]``, or None.
+        logit_scale: nH elements or None.
+        num_heads, window_size, shift_size: of the attention.
+        device: of the result.
 
     Returns:
         fp32 ``[kinds, nH, NP, NP]``, and fp32 ``[nH]`` or None.
@@ -90,6 +109,56 @@ def pack_tables(
         packed if head_scale is None else head_scale, SHIFT_MASK_FILL, LOG2_E, MAX_LOGIT_SCALE,
         N=N, NP=NP, NH=num_heads, WH=window_size[0], WW=window_size[1],
         SH=shift_size[0], SW=shift_size[1], HAS_BIAS=bias is not None,
+        TABLE=bias is not None and bias.ndim == 2,
         HAS_SCALE=logit_scale is not None, BLOCK=_BLOCK,
     )  # fmt: skip
     return packed, head_scale
+
+
+@triton.jit(do_not_specialize=["G"])
+def _table_gradient_kernel(
+    partial_ptr, out_ptr, G, run_stride, head_stride, query_stride,
+    NH: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr,
+    BLOCK_Q: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    """One program per row of the table and head: its (query, key) pairs, one key to a query."""
+    rows: tl.constexpr = (2 * WH - 1) * (2 * WW - 1)
+    row = tl.program_id(0) % rows
+    head = tl.program_id(0) // rows
+    dy = row // (2 * WW - 1) - (WH - 1)
+    dx = row % (2 * WW - 1) - (WW - 1)
+    partial_ptr += head.to(tl.int64) * head_stride
+    total = tl.zeros([BLOCK_Q, BLOCK_G], tl.float32)
+    for start in tl.range(0, WH * WW, BLOCK_Q):
+        query = start + tl.arange(0, BLOCK_Q)
+        key_y = query // WW - dy
+        key_x = query % WW - dx
+        inside = (key_y >= 0) & (key_y < WH) & (key_x >= 0) & (key_x < WW) & (query < WH * WW)
+        at = query * query_stride + key_y * WW + key_x
+        for first in tl.range(0, G, BLOCK_G):
+            run = first + tl.arange(0, BLOCK_G)
+            keep = inside[:, None] & (run < G)[None, :]
+            place = partial_ptr + at[:, None] + run[None, :].to(tl.int64) * run_stride
+            total += tl.load(place, mask=keep, other=0.0)
+    total = tl.sum(tl.sum(total, 1), 0)
+    tl.store(out_ptr + row * NH + head, total.to(out_ptr.dtype.element_ty))
+
+
+def table_gradient(partial: torch.Tensor, table: torch.Tensor, window_size: Pair) -> torch.Tensor:
+    """Gradient of a bias table from the backward's partial sums, in one fixed order.
+
+    Args:
+        partial: fp32 ``[runs, nH, >= N, >= N]``, contiguous.
+        table: ``[(2 Wh - 1) * (2 Ww - 1), nH]``, whose shape and dtype the result has.
+        window_size: ``(Wh, Ww)``.
+    """
+    runs, heads = partial.shape[:2]
+    out = torch.empty_like(table, memory_format=torch.contiguous_format)
+    if runs == 0:
+        return out.zero_()
+    launch(
+        _table_gradient_kernel, out.numel(), partial, out, runs, *partial.stride()[:3],
+        NH=heads, WH=window_size[0], WW=window_size[1], BLOCK_Q=_BLOCK_Q, BLOCK_G=_BLOCK_G,
+        num_warps=4,
+    )  # fmt: skip
+    return out

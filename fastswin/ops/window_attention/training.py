@@ -1,8 +1,9 @@
 """The differentiable operators: schema, fake kernels and dispatch; imports no Triton.
 
-They take raw arguments, pack them inside (tables.py) and keep for the backward nothing but them,
-the seed and, where the backward works in tiles, output and row statistics. A compiled graph holds
-one opaque node per direction. Empty tensors stand for what is not computed.
+They take raw arguments (``bias`` dense, or in image order a table ``[rows, nH]``), pack them inside
+(tables.py) and keep for the backward nothing but them, the seed and, where the backward works in
+tiles, output and row statistics. A compiled graph holds one opaque node per direction. Empty
+tensors stand for what is not computed.
 """
 
 from __future__ import annotations
@@ -159,6 +160,7 @@ def _bwd(
     dqkv, sums = window_attention_bwd(
         grad, qkv, out, row_stats, packed, head_scale, qkv_bias, scale, num_heads, window, shift,
         tf32, wanted, None if seed is None else Dropout(seed, dropout_p),
+        bias_table=bias if bias is not None and bias.ndim == 2 else None,
     )  # fmt: skip
     dbias, dlogit_scale = _shared_gradients(sums, bias, logit_scale, qkv)
     dqkv_bias = qkv.new_empty(0)

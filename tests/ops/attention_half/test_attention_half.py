@@ -10,6 +10,9 @@ from fastswin import ops
 from fastswin.ops.attention_half.config import (
     HeadGroupConfig,
     WholeWindowConfig,
+    attention_half_blocker,
+    default_head_group_config,
+    default_whole_window_config,
 )
 from fastswin.testing.tolerance import assert_close_to_oracle
 
@@ -107,3 +110,99 @@ def test_whole_windows(name, dtype, randn):
     written = ops.attention_half(**(made | {"x": stream}), out=stream, config=config, impl="triton")
     assert written is stream
     assert torch.equal(stream, expected)
+
+
+def test_large_mean_loses_no_digits(randn):
+    """LayerNorm behind the product: rows whose mean is 40 times their spread."""
+    made = make_half(randn, map_size=(4, 4), window=(4, 4), shift=(0, 0), channels=48, heads=3)
+    made["x"] = randn(1, 4, 4, 48, dtype=torch.float16) + 40
+    check(made, config=HeadGroupConfig(1))
+
+
+@pytest.mark.parametrize("whole", [False, True], ids=["heads", "window"])
+def test_empty_batch_and_fp32(whole, randn):
+    made = make_half(randn, map_size=(4, 4), window=(4, 4), shift=(0, 0), whole=whole)
+    empty = made | {"x": made["x"][:0]}
+    assert ops.attention_half(**empty, impl="triton").shape == (0, 4, 4, 32)
+    wide = in_dtype(made, torch.float32)
+    with pytest.raises(RuntimeError, match="float32 products are faster"):
+        ops.attention_half(**wide, impl="triton")
+    assert ops.attention_half(**wide).dtype == torch.float32
+
+
+REFUSED = {
+    "proj_weight": ({"proj_weight": (16, 16)}, r"proj_weight must be \(32, 32\)"),
+    "proj_bias alone": ({"proj_bias": (32,)}, "need proj_weight"),
+    "one norm": ({"norm_weight": (32,)}, "norm_weight and norm_bias together"),
+    "shift": ({"shift_size": (4, 0)}, "shift < window on each axis"),
+    "both scales": ({"logit_scale": (2,), "scale": 0.1}, "not both"),
+    "heads": ({"num_heads": 5}, "multiple of num_heads=5"),
+    "offset in V2": ({"norm_first": False}, "offset needs norm_first"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refusals_name_the_argument(name, randn):
+    changes, message = REFUSED[name]
+    made = make_half(randn, map_size=(4, 4), window=(4, 4), shift=(0, 0))
+    for argument, value in changes.items():
+        shape = argument.startswith(("proj", "norm_w", "logit"))
+        made[argument] = randn(*value) if shape else value
+    with pytest.raises(ValueError, match=message):
+        ops.attention_half(**made)
+
+
+def test_output_of_the_form_by_heads_is_never_its_input(randn):
+    made = make_half(randn, map_size=(4, 4), window=(4, 4), shift=(0, 0))
+    with pytest.raises(ValueError, match="other heads still read x"):
+        ops.attention_half(**made, out=made["x"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        ((96, 3, 144, False), "144 tokens a window exceed 64"),
+        ((96, 4, 49, False), "head_dim must be one of"),
+        ((384, 12, 49, True), "384 channels exceed 256"),
+        ((96, 3, 49, True, 2**31), "elements an image"),
+        ((96, 3, 49, True, 0, HeadGroupConfig(1)), "config must be a WholeWindowConfig"),
+        ((96, 3, 49, False, 0, HeadGroupConfig(2)), "2 heads per program do not divide 3"),
+        ((96, 3, 49, False, 0, HeadGroupConfig(3, 32)), "serve one head"),
+        ((768, 24, 49, False, 0, HeadGroupConfig(1)), "do not stay on chip"),
+    ],
+    ids=["tokens", "head_dim", "channels", "image", "kind", "heads", "steps", "rows"],
+)
+def test_blockers(arguments, reason):
+    assert reason in str(attention_half_blocker(*arguments))
+
+
+@pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0)], ids=str)
+@pytest.mark.parametrize("C", [96, 128, 192, 384, 512, 768, 1024, 1536])
+def test_heuristics_are_legal(C, capability):
+    for windows in (1, 64, 4096):
+        config = default_head_group_config(windows, C, C // 32, 132, capability)
+        assert attention_half_blocker(C, C // 32, 49, False, 0, config) is None
+    config = default_whole_window_config(C, capability)
+    assert config.tma == (capability >= (9, 0))
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("form", "settings"),
+    [
+        ("heads", {"map_size": (14, 14), "channels": 384, "heads": 12, "batch": 40}),
+        ("heads", {"map_size": (13, 20), "channels": 768, "heads": 24, "batch": 8}),
+        ("window", {"map_size": (56, 56), "channels": 96, "heads": 3, "batch": 40}),
+        ("window", {"map_size": (51, 60), "channels": 128, "heads": 4, "batch": 24}),
+        ("window", {"map_size": (28, 28), "channels": 192, "heads": 6, "batch": 24}),
+        (
+            "window",
+            {"map_size": (64, 64), "channels": 96, "heads": 3, "batch": 24, "version": 2,
+             "window": (8, 8), "shift": (4, 4)},
+        ),
+    ],
+    ids=["stage 3", "stage 4, padded", "stage 1", "Swin-B, padded", "stage 2", "V2"],
+)  # fmt: skip
+def test_batches_that_fill_the_card(form, settings, dtype, randn):
+    check(make_half(randn, **settings, whole=form == "window", dtype=dtype), pdl=True)

@@ -161,6 +161,23 @@ def test_any_number_of_programs_gives_the_same_bias_gradient(heads, programs, ra
     assert torch.allclose(dbias.double(), ds.sum(0), atol=1e-5)
 
 
+@pytest.mark.parametrize("heads", [2, 3], ids=["even rows", "odd rows"])
+def test_loading_ahead_changes_no_bit(heads, randn):
+    """Runs of one, of several and of a ragged last number of loop positions."""
+    x, bias = randn(7, 2, heads, 7, 7, dtype=torch.float16), randn(heads, 7, 7)
+    mask, grad = randn(2, 1, 7, 7), randn(7, 2, heads, 7, 7, dtype=torch.float16)
+    for steps, programs in ((1, 0.0), (3, 0.0), (0, 0.01)):
+        cut = {"steps": steps, "programs_per_multiprocessor": programs, "paired": True}
+        plain, ahead = (SoftmaxConfig(8, 8, 1, **cut, ahead=ahead) for ahead in (False, True))
+        y, same = (
+            masked_softmax_fwd(x, bias, mask, None, 1.0, False, config=config)
+            for config in (plain, ahead)
+        )
+        assert torch.equal(y, same)
+        pairs = zip(gradients(grad, y, bias, plain), gradients(grad, y, bias, ahead), strict=True)
+        assert all(torch.equal(a, b) for a, b in pairs)
+
+
 def test_rows_without_pairs_are_refused_where_pairs_are_asked_for(randn):
     y, config = randn(3, 3, 7, 7, dtype=torch.float16), SoftmaxConfig(8, 8, 1, paired=True)
     with pytest.raises(ValueError, match="paired does not apply: 21 rows are no whole number"):

@@ -51,6 +51,7 @@ def gemm(
         empty(M) if rows else None, "gelu" if kind == "fc1" else None,
         empty(M, N, dtype=HALF) if kind == "fc2" else None,
         None if parts is None else empty(parts), HALF if parts is None else dtype, None, pdl=pdl,
+        ordered=parts is not None,
     )  # fmt: skip
 
 

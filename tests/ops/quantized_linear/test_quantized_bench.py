@@ -31,7 +31,7 @@ FORMATS = ["int8"] + (["fp8"] if torch.cuda.is_available() else [])
 @pytest.mark.parametrize("kind", LAYERS)
 def test_every_kind_of_layer_is_judged(kind, format, device):
     operands = Operands.make(LAYERS[kind], format, device)
-    expected, config = operands.expected(), default_config(LAYERS[kind])
+    expected, config = operands.expected(), default_config(LAYERS[kind], format)
     assert bench.check(operands, config, expected) == ""
     operands.scale *= 1.05
     wrong = bench.check(operands, config, expected)

@@ -17,6 +17,7 @@ from fastswin.ops.quantized_linear.config import (
     default_quantized_gemm_config,
     quantized_linear_blocker,
 )
+from fastswin.ops.quantized_linear.ordering import order_rows, restore_rows
 from fastswin.ops.quantized_linear.reference import product_ref
 from fastswin.quant import calibrate
 from fastswin.quant.convert import integer_product, quantize_linear
@@ -127,6 +128,34 @@ def one_multiprocessor(monkeypatch):
 def test_epilogues(config, epilogue, format, randn):
     made = with_epilogue(operands(randn, 40, 144, 96, format), epilogue, randn)
     check(made, format, config=CONFIGS[config])
+
+
+@pytest.mark.usefixtures("one_multiprocessor")
+@pytest.mark.parametrize("config", ["pointers", "persistent-store"])
+@pytest.mark.parametrize("epilogue", ["qkv", "gelu-stored", "tokens-stored"])
+def test_layers_in_the_kernels_order(config, epilogue, randn):
+    """The same bits as from the natural order, which the reference restores as well."""
+    made = with_epilogue(operands(randn, 40, 96, 64), epilogue, randn)
+    wanted = ops.quantized_linear(**made, impl="triton", config=CONFIGS[config])
+    for name in ("weight", "scale", "bias"):
+        made[name] = order_rows(made[name])
+    found = ops.quantized_linear(**made, ordered=True, impl="triton", config=CONFIGS[config])
+    assert same_bits(found, wanted)
+    reference = ops.quantized_linear(**made, ordered=True, impl="reference")
+    assert steps_apart(found, reference).max() <= 1
+    assert not same_bits(found, ops.quantized_linear(**made, impl="triton"))
+
+
+def test_the_order_is_refused_where_there_is_none(randn):
+    made = operands(randn, 4, 32, 32)
+    with pytest.raises(ValueError, match="ordered must be False without output_scale"):
+        ops.quantized_linear(**made, ordered=True)
+    made = operands(randn, 4, 72, 32) | {"output_scale": torch.ones(3).to(made["scale"])}
+    with pytest.raises(ValueError, match=r"72 channels in 3 part\(s\) are no multiple of 16"):
+        ops.quantized_linear(**made, ordered=True)
+    t = randn(32, 3)
+    assert torch.equal(restore_rows(order_rows(t)), t)
+    assert not torch.equal(order_rows(t), t)
 
 
 @pytest.mark.parametrize("config", CONFIGS)

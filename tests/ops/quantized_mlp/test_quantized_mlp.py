@@ -7,11 +7,8 @@ import torch
 import torch.nn.functional as F
 
 from fastswin import ops
-from fastswin.ops.quantized_mlp.config import (
-    QuantizedMlpConfig,
-    order_hidden,
-    quantized_mlp_blocker,
-)
+from fastswin.ops.quantized_linear.ordering import order_rows
+from fastswin.ops.quantized_mlp.config import QuantizedMlpConfig, quantized_mlp_blocker
 
 FORMATS = {"int8": torch.int8}
 if torch.cuda.is_available():
@@ -92,11 +89,12 @@ def test_in_place(randn):
 
 
 @pytest.mark.parametrize("impl", ["reference", "triton"])
-def test_a_weight_in_the_kernels_order(impl, randn):
+def test_a_layer_in_the_kernels_order(impl, randn):
     given = made(randn, 20, 32, "int8")
     wanted = ops.quantized_mlp(**given, impl=impl)
-    given["fc2_weight"] = order_hidden(given["fc2_weight"])
-    assert torch.equal(ops.quantized_mlp(**given, fc2_ordered=True, impl=impl), wanted)
+    for name in ("fc1_weight", "fc1_scale", "fc1_bias"):
+        given[name] = order_rows(given[name])
+    assert torch.equal(ops.quantized_mlp(**given, ordered=True, impl=impl), wanted)
     assert not torch.equal(ops.quantized_mlp(**given, impl=impl), wanted)
 
 

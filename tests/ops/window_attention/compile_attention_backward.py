@@ -18,7 +18,7 @@ from fastswin.ops.window_attention.backward_config import takes_whole_windows
 from fastswin.ops.window_attention.backward_problem import Needs
 from fastswin.ops.window_attention.config import padded_tokens
 from fastswin.ops.window_attention.launch import Dropout
-from fastswin.ops.window_attention.tables import pack_tables
+from fastswin.ops.window_attention.tables import pack_tables, table_gradient
 from fastswin.testing.aot import compile_launch, record_launches
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16, "fp32": torch.float32}
@@ -60,9 +60,13 @@ def record(dtype: str) -> list:
         launch(7, kind, cosine=False, head_dim=64, heads=2)
         if dtype == "fp32":
             launch(7, kind, cosine=False, tf32=True)
-        pack_tables(
-            empty(4, 49, 49, dtype=torch.float32), None, 4, (7, 7), (3, 3), torch.device("meta")
-        )
+        single, device = torch.float32, torch.device("meta")
+        pack_tables(empty(4, 49, 49, dtype=single), None, 4, (7, 7), (3, 3), device)
+        for window, runs in ((7, 66), (24, 3)):
+            table = empty((2 * window - 1) ** 2, 4, dtype=kind)
+            pack_tables(table, None, 4, (window, window), (3, 3), device)
+            NP = padded_tokens(window * window)
+            table_gradient(empty(runs, 4, NP, NP, dtype=single), table, (window, window))
     return launches
 
 

@@ -18,6 +18,7 @@ from fastswin.ops.window_attention.backward_config import (
     takes_whole_windows,
 )
 from fastswin.ops.window_attention.geometry import expand_bias_table
+from fastswin.ops.window_attention.tables import table_gradient
 from fastswin.testing.tolerance import assert_close_to_oracle
 
 HALF = [torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
@@ -316,9 +317,35 @@ def test_bias_table_gets_the_gradient_of_the_dense_bias(randn):
     table = randn(7 * 5, 2).requires_grad_()
     dense = expand_bias_table(table, (4, 3))
     ours = gradients(triton, with_leaves(made | {"bias": dense.detach()}), upstream)["bias"]
-    triton(made | {"bias": None, "bias_table": table}).backward(upstream)
     (want,) = torch.autograd.grad(dense, table, ours)
-    assert torch.equal(table.grad, want)
+    found = []
+    for _ in range(2):
+        table.grad = None
+        triton(made | {"bias": None, "bias_table": table}).backward(upstream)
+        found.append(table.grad)
+    torch.testing.assert_close(found[0], want, atol=1e-6, rtol=1e-5)  # another order of the sum
+    assert torch.equal(*found)
+
+
+@pytest.mark.parametrize(
+    ("window", "dtype", "runs"),
+    [((4, 3), torch.float32, 0), ((4, 3), torch.float16, 37), ((5, 13), torch.float32, 2)],
+    ids=str,
+)
+def test_partial_sums_become_the_gradient_of_a_table(window, dtype, runs, randn):
+    """Padded query and key columns hold what no sum may read."""
+    (rows, cols), heads = window, 2 if window == (4, 3) else 1
+    tokens, padded = rows * cols, rows * cols + 4
+    partial = torch.full((runs, heads, padded, padded), float("nan"), device=randn(1).device)
+    partial[..., :tokens, :tokens] = randn(runs, heads, tokens, tokens)
+    table = randn((2 * rows - 1) * (2 * cols - 1), heads, dtype=dtype)
+    wide = table.double().requires_grad_()
+    dense = partial[..., :tokens, :tokens].double().sum(0)
+    (truth,) = torch.autograd.grad(expand_bias_table(wide, window), wide, dense)
+    actual = table_gradient(partial, table, window)
+    assert actual.dtype == dtype
+    bound = 2 * torch.finfo(dtype).eps * max(1.0, truth.abs().max().item())
+    assert (actual - truth).abs().max() <= bound
 
 
 @pytest.mark.parametrize("tokens", range(1, 600, 11))

@@ -1,0 +1,81 @@
+"""Compile the attention half's default choices for one GPU generation; prints JSON lines.
+
+A program of its own: Triton decides once per process whether kernels are interpreted. Its argument
+is the capability, 90 for 9.0.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import json
+import sys
+from unittest import mock
+
+import torch
+
+from fastswin.ops.attention_half import heads, whole
+from fastswin.testing.aot import compile_launch, record_launches
+
+#: Multiprocessors of a card of each generation: A100, RTX 3090, L4, H100.
+MULTIPROCESSORS = {80: 108, 86: 82, 89: 58, 90: 132}
+
+#: (form, version of Swin, channels, heads, map side) that each generation compiles: its extremes.
+SELECTED = {
+    80: (("heads", 1, 96, 3, 56), ("window", 1, 192, 6, 28)),
+    86: (("heads", 1, 384, 12, 14), ("window", 1, 128, 4, 56)),
+    89: (("window", 2, 96, 3, 64),),
+    90: (
+        ("heads", 1, 512, 16, 14), ("heads", 1, 768, 24, 7), ("window", 1, 96, 3, 56),
+        ("window", 2, 96, 3, 64),
+    ),
+}  # fmt: skip
+
+
+def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    return torch.empty(*shape, dtype=dtype, device="meta")
+
+
+def launch(form: str, version: int, C: int, nH: int, side: int) -> None:
+    """A shifted block as the engine runs it: V1 in windows of 7, V2 of 8."""
+    half, v2 = torch.float16, version == 2
+    window = (8, 8) if v2 else (7, 7)
+    shift = (0, 0) if side == 7 else (window[0] // 2,) * 2
+    x, weight = empty(1, side, side, C, dtype=half), empty(3 * C, C, dtype=half)
+    bias = empty(1 if side == 7 else 4, nH, 64, 64, dtype=torch.float32 if v2 else half)
+    head_scale, offset = (empty(nH), None) if v2 else (None, empty(C))
+    shared = (head_scale, empty(3 * C, dtype=half))
+    if form == "heads":
+        heads.heads_attention_fwd(
+            x, weight, empty(3, 3 * C), offset, bias, *shared, 0.2, nH, window, shift,
+            None if v2 else 1e-5, pdl=True,
+        )  # fmt: skip
+        return
+    norm = empty(C) if v2 else None
+    whole.whole_window_fwd(
+        x, weight, empty(3 * C), offset, bias, *shared, empty(C, C, dtype=half), empty(C), norm,
+        norm, 0.2, nH, window, shift, 1e-5, not v2, out=x, pdl=True,
+    )  # fmt: skip
+
+
+def run_as(capability: int) -> contextlib.ExitStack:
+    """The launchers see this card instead of the interpreter's stand-in."""
+    stack = contextlib.ExitStack()
+    answers = {
+        "device_capability": divmod(capability, 10),
+        "multiprocessor_count": MULTIPROCESSORS[capability],
+    }
+    for module in (heads, whole):
+        for question in answers.keys() & vars(module):
+            answer = answers[question]
+            stack.enter_context(mock.patch.object(module, question, return_value=answer))
+    return stack
+
+
+if __name__ == "__main__":
+    target = int(sys.argv[1])
+    with run_as(target), record_launches() as launches:
+        for problem in SELECTED[target]:
+            launch(*problem)
+    for one in launches:
+        print(json.dumps(dataclasses.asdict(compile_launch(one, target))), flush=True)

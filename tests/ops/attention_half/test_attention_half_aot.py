@@ -1,0 +1,33 @@
+"""The kernels that the launchers pick assemble for every generation that has tensor cores."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from ahead_of_time import compile_each
+
+from fastswin.testing.aot import SHARED_MEMORY_LIMIT
+
+SCRIPT = Path(__file__).with_name("compile_attention_half_kernels.py")
+
+#: Registers spilled per thread, in bytes: none on Hopper, elsewhere what its loads hide.
+SPILL_BYTES = {80: 64, 86: 64, 89: 64, 90: 0}
+
+RUNS = {capability: (str(capability),) for capability in (80, 86, 89, 90)}
+
+KERNELS = {
+    80: {"_resident_kernel", "_whole_window_kernel"},
+    86: {"_streamed_kernel", "_whole_window_kernel"},
+    89: {"_whole_window_kernel"},
+    90: {"_resident_kernel", "_streamed_kernel", "_whole_window_kernel"},
+}
+
+
+@pytest.mark.parametrize("capability", RUNS, ids="sm_{}".format)
+def test_default_choices_fit_the_card(capability):
+    kernels = compile_each(SCRIPT, tuple(RUNS.values()))[list(RUNS).index(capability)]
+    assert {k["name"] for k in kernels} == KERNELS[capability]
+    assert [k for k in kernels if k["shared_bytes"] > SHARED_MEMORY_LIMIT[capability] * 1024] == []
+    assert [k for k in kernels if k["spill_bytes"] > SPILL_BYTES[capability]] == []
+    assert {k["dependent"] for k in kernels} == {True if capability == 90 else None}
