@@ -15,6 +15,8 @@ from typing import cast
 import torch
 from torch import nn
 
+from fastswin.accelerate.casts import call_with_cast_weights
+
 
 class CapturedTraining(nn.Module):
     """A model whose training step replays two graphs; made by :func:`capture_training`.
@@ -29,7 +31,7 @@ class CapturedTraining(nn.Module):
         super().__init__()
         self.model = model
         self._like = (images.shape, images.dtype, images.device)
-        step = _Step(model, autocast).train()
+        step = Step(model, autocast).train()
         self._step = [torch.cuda.make_graphed_callables(step, (images.clone(),))]  # not a submodule
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
@@ -61,7 +63,7 @@ class CapturedTraining(nn.Module):
                 parameter.grad = parameter.grad.clone()
 
 
-class _Step(nn.Module):
+class Step(nn.Module):
     """The forward pass as it is captured: casts of weights belong to the graph, not to a cache."""
 
     def __init__(self, model: nn.Module, autocast: torch.dtype | None) -> None:
@@ -69,9 +71,11 @@ class _Step(nn.Module):
         self.model, self.autocast = model, autocast
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        enabled = self.autocast is not None
-        with torch.autocast("cuda", self.autocast, enabled=enabled, cache_enabled=False):
-            return self.model(images)
+        if self.autocast is None:
+            with torch.autocast(images.device.type, enabled=False):
+                return self.model(images)
+        with torch.autocast(images.device.type, self.autocast, cache_enabled=False):
+            return call_with_cast_weights(self.model, self.autocast, images)
 
 
 def capture_training(

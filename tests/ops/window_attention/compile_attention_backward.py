@@ -62,11 +62,9 @@ def record(dtype: str) -> list:
             launch(7, kind, cosine=False, tf32=True)
         single, device = torch.float32, torch.device("meta")
         pack_tables(empty(4, 49, 49, dtype=single), None, 4, (7, 7), (3, 3), device)
-        for window, runs in ((7, 66), (24, 3)):
-            table = empty((2 * window - 1) ** 2, 4, dtype=kind)
-            pack_tables(table, None, 4, (window, window), (3, 3), device)
-            NP = padded_tokens(window * window)
-            table_gradient(empty(runs, 4, NP, NP, dtype=single), table, (window, window))
+        table = empty(169, 4, dtype=kind)
+        pack_tables(table, None, 4, (7, 7), (3, 3), device)
+        table_gradient(empty(66, 4, 64, 64, dtype=single), table, (7, 7))
     return launches
 
 
