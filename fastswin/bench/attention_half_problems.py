@@ -92,10 +92,12 @@ def candidates(half: Half) -> Iterator[tuple[str, AttentionHalfConfig]]:
                 for block_k, stages in ((64, 3), (64, 5), (128, 2), (128, 3), (128, 4))
             ]
     if half.windows >= FEWEST_WINDOWS and C <= WHOLE_CHANNELS:
-        limits = (0, 128, 168) if C <= 128 else (0,)
-        for stages, tma in ((1, False), (2, False), (2, True), (3, True)):
-            found += [("window", WholeWindowConfig(4, stages, tma, most)) for most in limits[:2]]
-        found += [("window", WholeWindowConfig(4, 1, False, most)) for most in limits[2:]]
+        limits = (0, 168, 128) if C <= 128 else (0,)
+        found += [("window", WholeWindowConfig(4, 1, False, most)) for most in limits]
+        found += [
+            ("window", WholeWindowConfig(4, stages, tma))
+            for stages, tma in ((2, False), (2, True), (3, True))
+        ]
     for form, tiles in dict.fromkeys(found):
         if attention_half_blocker(C, heads, tokens, form == "window", 0, tiles) is None:
             yield form, tiles

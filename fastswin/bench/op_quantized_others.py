@@ -16,7 +16,10 @@ from fastswin.ops.window_attention.packing import pack_bias
 Calls = dict[str, Callable[[], object]]
 
 #: Images, map side and channels of stages that differ in what bounds their kernels.
-STAGES = {"T1": (32, 56, 96), "T3": (32, 14, 384), "L1": (32, 56, 192), "L3": (32, 14, 768)}
+STAGES = {
+    "T1": (32, 56, 96), "T2": (32, 28, 192), "T3": (32, 14, 384), "B1": (32, 56, 128),
+    "L1": (32, 56, 192), "L3": (32, 14, 768),
+}  # fmt: skip
 
 WINDOW = (7, 7)
 HEAD_DIM = 32

@@ -110,6 +110,14 @@ def _make_call(function: Function, inputs: Inputs, direction: str) -> Call:
     return lambda: torch.autograd.grad(out, leaves.wanted, leaves.grad, retain_graph=True)
 
 
+def _peak_mib(make_call: Callable[[], Call]) -> float:
+    """Peak memory of one call above what is held without it."""
+    held = held_mib()
+    call = make_call()
+    call()
+    return peak_mib(call, held)
+
+
 def measure_problem(
     problem: AttentionProblem,
     device: torch.device,
@@ -134,16 +142,10 @@ def measure_problem(
         floor_ms = problem.live_bytes(direction) / ceilings.copy_tbs * 1e-9
         built: list[Candidate] = []
         for name, function in functions.items():
-            held = held_mib()
+            make_call = functools.partial(_make_call, function, inputs, direction)
             try:
-                make_call = functools.partial(_make_call, function, inputs, direction)
-                peak = None
-                if device.type == "cuda":
-                    call = make_call()
-                    call()
-                    peak = peak_mib(call, held)
-                    del call
-                    release_memory()
+                # before the next graph's pool holds memory; the compiled code has to stay
+                peak = _peak_mib(make_call) if device.type == "cuda" else None
                 made = captured_candidate(name, make_call, calls)
                 built.append(dataclasses.replace(made, peak_mib=peak))
             except Exception as failure:

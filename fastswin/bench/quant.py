@@ -2,20 +2,26 @@
 
     python -m fastswin.bench.quant --models swin_tiny_patch4_window7_224 --batches 32,64 \
         --deadline-s 300 --out benchmarks/results
+    OMP_NUM_THREADS=1 python -m fastswin.bench.quant --processes 16 --resume --deadline-s 420 \
+        --contenders fp16,int8,fp8,fp16:compile-reduce-overhead --models ... --batches 1,8,32,64
 
 For each model and batch every contender is built and checked (correctness.py: quantised ones beside
 the integer reference), then all are timed in turn. ``over_fp16`` of a record is our own
 half-precision engine's median over this one's. Kernels of all batches are compiled first, side by
-side. Exit codes: 0 all measured and right, 1 something was not, 2 wrong arguments.
+side; with ``--processes`` each problem is built by a process of its own (quant_parallel.py).
+Records are written after every problem; ``--resume`` leaves out those that this commit has. Exit
+codes: 0 all measured and right, 1 something was not, 2 wrong arguments.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import math
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +31,7 @@ from fastswin.bench.calibration import calibration_for
 from fastswin.bench.contenders import VARIANTS
 from fastswin.bench.correctness import make_gate
 from fastswin.bench.failures import Failure, describe, release_memory
-from fastswin.bench.measurement import Measurement, Outcome, make_candidate, own_peak_mib
+from fastswin.bench.measurement import Exclusive, Measurement, Outcome, make_candidate, own_peak_mib
 from fastswin.bench.problems import (
     DEFAULT_BATCHES,
     PRECISIONS,
@@ -35,10 +41,12 @@ from fastswin.bench.problems import (
     parse_names,
     seeded_images,
 )
+from fastswin.bench.quant_parallel import Finished, Shared, run_side_by_side
 from fastswin.bench.record import (
     DEFAULT_ROOT,
     Record,
     RunInfo,
+    load_document,
     make_document,
     make_run_info,
     merge_records,
@@ -131,6 +139,9 @@ def run_quant_suite(
     *,
     deadline_s: float | None = None,
     ceilings: Ceilings | None = None,
+    processes: int = 0,
+    build_s: float | None = None,
+    resume: bool = False,
 ) -> SuiteResult:
     """Check and time all entries on all problems.
 
@@ -143,6 +154,9 @@ def run_quant_suite(
         progress: receives readable lines.
         deadline_s: problems that would start later are skipped (exit code 1).
         ceilings: copy and GEMM rates; None measures them first.
+        processes: problems built side by side; 0 builds one after another in this process.
+        build_s: longest wait, in s, for all of these to be built; None is half the deadline.
+        resume: leave out problems whose records of this commit are in the file already.
 
     Raises:
         ValueError: no problem or no entry.
@@ -161,14 +175,21 @@ def run_quant_suite(
     path = result_path(Path(out), info)
     save_records(path, info, [])  # fails here, not after an hour, where out cannot be written
     progress(f"{info.gpu}: copy {info.copy_tbs} TB/s, GEMM {ceilings.gemm_tflops} TFLOP/s")
-    suite = _Suite(entries, target, ceilings, info, seconds, progress)
+    if resume:
+        problems = [p for p in problems if not _has_records(path, info, p, entries)]
+    shared = Shared(entries, target, ceilings, info, seconds)
+    deadline = math.inf if deadline_s is None else start + deadline_s
     outcomes: list[Outcome] = []
-    for problem in problems:
-        if deadline_s is not None and time.monotonic() - start > deadline_s:
-            message = f"deadline of {deadline_s:g} s passed"
-            found = [_outcome(problem, entry, "skipped", message) for entry in entries]
-        else:
-            found = suite.run(problem, [p.batch for p in problems if p.model == problem.model])
+    if processes:
+        wait_s = build_s or (deadline_s or 600.0) / 2
+        found_by_problem = run_side_by_side(
+            problems, shared, processes, build_s=wait_s, deadline=deadline, progress=progress
+        )
+    else:
+        found_by_problem = _one_by_one(problems, shared, deadline, progress)
+    for problem, found in found_by_problem:
+        if isinstance(found, str):
+            found = [_outcome(problem, entry, "skipped", found) for entry in entries]
         red = [_key(outcome) for outcome in found if outcome.status == "red"]
         save_records(path, info, [o.record for o in found if o.record is not None], red)
         for outcome in found:
@@ -179,20 +200,39 @@ def run_quant_suite(
     return SuiteResult(document, path, tuple(outcomes), tuple(notes), tuple(map(str, entries)))
 
 
-class _Suite:
+def _one_by_one(
+    problems: Sequence[Problem], shared: Shared, deadline: float, progress: Progress
+) -> Iterator[Finished]:
+    """Outcomes of each problem, all in this process."""
+    suite = QuantSuite(shared, progress)
+    for problem in problems:
+        if time.monotonic() > deadline:
+            yield problem, "the deadline passed"
+            continue
+        yield problem, suite.run(problem, [p.batch for p in problems if p.model == problem.model])
+
+
+def _has_records(path: Path, info: RunInfo, problem: Problem, entries: Sequence[Entry]) -> bool:
+    """Whether the file has all entries of a problem from the tree that is measured."""
+    document = load_document(path)
+    known = [] if document is None else document["records"]
+    found = {record_key(record) for record in known if record.get("commit") == info.commit}
+    return all(_key(_outcome(problem, entry, "ok")) in found for entry in entries)
+
+
+class QuantSuite:
     """What all problems of a run share."""
 
     def __init__(
         self,
-        entries: Sequence[Entry],
-        device: torch.device,
-        ceilings: Ceilings,
-        info: RunInfo,
-        seconds: float,
-        progress: Progress,
+        shared: Shared,
+        progress: Progress = lambda line: None,
+        exclusive: Exclusive = contextlib.nullcontext,
     ) -> None:
-        self.entries, self.device, self.ceilings = tuple(dict.fromkeys(entries)), device, ceilings
-        self.info, self.seconds, self.progress = info, seconds, progress
+        self.entries = tuple(dict.fromkeys(shared.entries))
+        self.device, self.ceilings, self.info = shared.device, shared.ceilings, shared.info
+        self.seconds, self.progress = shared.seconds, progress
+        self.exclusive = exclusive
         self.sources = SourceCache()
         self.compiled: set[str] = set()
 
@@ -255,7 +295,8 @@ class _Suite:
             built[entry] = one, *result
             candidate = make_candidate(result[0], images, own_peak_mib(result[0], images[0]))
             candidates.append(dataclasses.replace(candidate, name=str(entry)))
-        timings = measure(candidates, make_clock(self.device), seconds=self.seconds)
+        with self.exclusive():
+            timings = measure(candidates, make_clock(self.device), seconds=self.seconds)
         for entry, (one, contender, answer) in built.items():
             timing = timings[str(entry)]
             if isinstance(timing, Failure):
@@ -313,6 +354,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=0.5, help="samples of each contender")
     parser.add_argument("--deadline-s", type=float, default=480.0)
     parser.add_argument("--out", type=Path, default=DEFAULT_ROOT)
+    parser.add_argument("--processes", type=int, default=0, help="problems built side by side")
+    parser.add_argument("--build-s", type=float, help="longest wait for them; half the deadline")
+    parser.add_argument("--resume", action="store_true", help="leave out what this commit has")
     options = parser.parse_args(arguments)
     try:
         models = parse_names(options.models, list_models(), "models")
@@ -328,6 +372,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             options.seconds,
             lambda line: print(line, flush=True),
             deadline_s=options.deadline_s,
+            processes=options.processes,
+            build_s=options.build_s,
+            resume=options.resume,
         )
     except (ValueError, RuntimeError) as error:
         print(f"fastswin: {error}", file=sys.stderr)

@@ -17,11 +17,11 @@ _IMAGENET_SUBSETS = {1000: "imagenet-1k", 21841: "imagenet-22k-ms"}
 def _imagenet(num_classes: int) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
     """Synset ids and descriptions in index order, None where they are not on this machine."""
     subset = _IMAGENET_SUBSETS.get(num_classes)
+    if subset is None:  # before timm, whose import takes 4 s
+        return None
     try:
         from timm.data import ImageNetInfo
     except ImportError:
-        return None
-    if subset is None:
         return None
     try:
         info = ImageNetInfo(subset)

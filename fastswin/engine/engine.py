@@ -12,8 +12,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections import OrderedDict
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Literal, NoReturn
 
 import torch
@@ -21,12 +20,12 @@ import torch
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
 from fastswin.engine.backends import Backend, BackendSelector, GraphRunner
 from fastswin.engine.backends.open import open_runner
-from fastswin.engine.calibration import find_calibration
+from fastswin.engine.build import build_forward, device_name, find_device_table, resolve_device
 from fastswin.engine.calls import Call, record_calls
 from fastswin.engine.check import BlockRange, check_finite
-from fastswin.engine.forward import BoundPlan, Forward, bind
+from fastswin.engine.forward import BoundPlan
 from fastswin.engine.graphs import GraphLadder
-from fastswin.engine.plan import make_plan
+from fastswin.engine.plans import Plans
 from fastswin.engine.precision import (
     PRECISIONS,
     QUANTIZED,
@@ -34,25 +33,16 @@ from fastswin.engine.precision import (
     find_precision,
     matmul_mode,
 )
-from fastswin.engine.prepare import prepare
-from fastswin.engine.quantized.forward import QuantizedForward
 from fastswin.engine.quantized.mix import MIXES, Mix
-from fastswin.engine.quantized.plan import quantize_plan
-from fastswin.engine.quantized.prepare import place_forms, prepare_quantized
 from fastswin.engine.report import EngineReport
 from fastswin.engine.source import make_loader
-from fastswin.engine.warmup import compile_calls, kernel_calls
+from fastswin.engine.warmup import compile_calls
 from fastswin.models.config import SwinConfig
 from fastswin.models.swin import SwinTransformer, check_images
 from fastswin.quant.ranges import Calibration
-from fastswin.tuning.card import card_of
-from fastswin.tuning.table import TuningTable, find_table
 
 #: Default ladder of captured batch sizes.
 GRAPH_BATCH_SIZES = (1, 2, 4, 8, 16, 32, 64)
-
-#: Bound plans kept, one per batch and image size.
-MAX_PLANS = 64
 
 
 class Engine:
@@ -116,9 +106,8 @@ class Engine:
             raise ValueError(f"graph_batch_sizes must be positive, got {graph_batch_sizes}")
         if max_graphs < 1:
             raise ValueError(f"max_graphs must be at least 1, got {max_graphs}")
-        self.device = _resolve_device(device)
+        self.device = resolve_device(device)
         self._precision = find_precision(precision, self.device, wide_dtype)
-        self._impl, self._pdl = impl, pdl
         if mix not in MIXES:
             raise ValueError(f"mix must be one of {MIXES}, got {mix!r}")
         if calibration is not None and not self._precision.quantized:
@@ -128,14 +117,13 @@ class Engine:
             )
         self._backends = BackendSelector(backend, self.device, self._precision, impl)
         choose_impl(impl, "Engine", [why_not_triton(self.device, self._precision.dtype)])
-        self._table, self._tuning = _find_table(tuning, self.device)
+        table, self._tuning = find_device_table(tuning, self.device)
         self._load, self._description = make_loader(source, pretrained=pretrained, config=config)
         self._source, self._calibration, self._mix = source, calibration, mix
         self._ranges: Calibration | None = None
         self._runner: GraphRunner | None = None
         self._lock = threading.RLock()
-        self._compiled: set[Hashable] = set()
-        self._plans: OrderedDict[tuple[int, tuple[int, int]], BoundPlan] = OrderedDict()
+        self._plans = Plans(self.device, impl, table, pdl, mix)
         self._graphs: GraphLadder | None = None
         if cuda_graphs and self.device.type == "cuda":
             self._graphs = GraphLadder(
@@ -182,19 +170,11 @@ class Engine:
                 self._take(model, self._precision)
 
     def _take(self, model: SwinTransformer, precision: Precision) -> None:
-        ranges = None
-        if precision.quantized:
-            ranges = find_calibration(self._source, model, self._calibration, precision.name)
-            weights = prepare_quantized(model, ranges, self.device, precision.dtype)
-        else:
-            weights = prepare(model, self.device, precision.dtype)
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)  # other streams read the old weights, or these
+        self._forward, self._ranges = build_forward(
+            model, self._source, self._calibration, precision, self.device
+        )
         self.config: SwinConfig = model.config
-        made = QuantizedForward if ranges is not None else Forward
-        self._forward = made(model.config, weights, precision.wide)
-        self._ranges = ranges
-        self._plans.clear()
+        self._plans.take(self._forward, self._ranges)
         if self._graphs is not None:
             self._graphs.clear()
 
@@ -234,10 +214,10 @@ class Engine:
     def report(self, batch: int = 1, image_size: tuple[int, int] | None = None) -> EngineReport:
         """Which implementation each layer takes at a batch and image size, and why."""
         with self._lock:
-            bound = self._bound(batch, image_size or self.config.image_size)
+            bound = self._plans.bound(batch, image_size or self.config.image_size)
             return EngineReport(
                 source=self._description,
-                device=_device_name(self.device),
+                device=device_name(self.device),
                 precision=self.precision,
                 weights_mib=self._forward.weights.num_bytes / 2**20,
                 plan=bound.plan,
@@ -282,8 +262,8 @@ class Engine:
                     batch, self.config.in_channels, *size, device=self.device, dtype=self.dtype
                 )
                 self._check(images)
-                bound = self._bound(batch, size)
-                calls += kernel_calls(self._forward, bound, images, self._compiled)
+                bound = self._plans.bound(batch, size)
+                calls += self._plans.new_calls(images, bound)
             compile_calls(calls, self.device)
         return len(calls)
 
@@ -300,7 +280,7 @@ class Engine:
         if images.shape[0] == 0:
             raise ValueError("images must hold at least one image, got batch 0")
         with self._lock, torch.no_grad(), self.own_numerics():
-            bound = self._bound(images.shape[0], (images.shape[2], images.shape[3]))
+            bound = self._plans.bound(images.shape[0], (images.shape[2], images.shape[3]))
             return record_calls(self._forward, bound, images)
 
     def _rung(self, batch: int) -> int:
@@ -320,7 +300,7 @@ class Engine:
         """
         self._check(images)
         with self._lock, torch.no_grad(), self.own_numerics():
-            bound = self._bound(images.shape[0], (images.shape[2], images.shape[3]))
+            bound = self._plans.bound(images.shape[0], (images.shape[2], images.shape[3]))
             return check_finite(self._forward, images, bound)
 
     def _dispatch(self, kind: str, images: torch.Tensor) -> list[torch.Tensor]:
@@ -329,7 +309,7 @@ class Engine:
         with self._lock, torch.no_grad(), self.own_numerics():
             if self._runner is not None and images.shape[0]:
                 return self._runner(kind, images)
-            bound = self._bound(images.shape[0], size)
+            bound = self._plans.bound(images.shape[0], size)
             if images.shape[0] == 0:
                 outputs = self._empty(kind, bound)
             elif self._use_graphs():
@@ -353,49 +333,15 @@ class Engine:
 
     def _run(self, kind: str, images: torch.Tensor) -> tuple[list[torch.Tensor], object]:
         """Outputs, and the tensors they were computed from."""
-        bound = self._bound(images.shape[0], (images.shape[2], images.shape[3]))
+        bound = self._plans.bound(images.shape[0], (images.shape[2], images.shape[3]))
         if self.device.type == "cuda" and not torch.cuda.is_current_stream_capturing():
-            self._compile(images, bound)
+            self._plans.compile(images, bound)
         if kind == "features":
             return self._forward.features(images, bound), (self._forward, bound)
         return [self._forward.logits(images, bound)], (self._forward, bound)
 
     def _eager(self, kind: str, images: torch.Tensor) -> list[torch.Tensor]:
         return self._run(kind, images)[0]
-
-    def _bound(self, batch: int, size: tuple[int, int]) -> BoundPlan:
-        key = (batch, size)
-        if key not in self._plans:
-            if self.device.type == "cuda" and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError(
-                    f"the engine has not run batch {batch} at {size[0]}x{size[1]} yet; call it "
-                    "once with these shapes before capturing a CUDA graph around it"
-                )
-            plan = make_plan(
-                self.config, batch, size, self.device, self._forward.precision, self._impl,
-                self._table, False if self._ranges is not None else self._pdl,
-            )  # fmt: skip
-            if self._ranges is not None:
-                plan = quantize_plan(
-                    plan, self.config, self._ranges, self._mix, self._forward.weights
-                )
-                formats = [s.formats for s in plan.stages if s.formats is not None]
-                place_forms(self._forward.weights, formats)
-            self._plans[key] = bind(plan, self._forward.weights, self._forward.precision)
-            if self.device.type == "cuda":  # calls on other streams read what was just bound
-                torch.cuda.current_stream(self.device).synchronize()
-            while len(self._plans) > MAX_PLANS:
-                self._plans.popitem(last=False)
-        self._plans.move_to_end(key)
-        return self._plans[key]
-
-    def _compile(self, images: torch.Tensor, bound: BoundPlan) -> None:
-        """Compile what a plan launches and no plan before it did, side by side."""
-        if bound.compiled:
-            return
-        calls = kernel_calls(self._forward, bound, images, self._compiled)
-        compile_calls(calls, self.device)
-        bound.compiled = True
 
     def _empty(self, kind: str, bound: BoundPlan) -> list[torch.Tensor]:
         shapes: list[tuple[int, ...]] = [(0, self.config.num_classes or self.config.num_features)]
@@ -412,39 +358,3 @@ class Engine:
                 f"images are on {images.device} but the engine is on {self.device}; "
                 f"use images.to({str(self.device)!r})"
             )
-
-
-def _resolve_device(device: str | torch.device | None) -> torch.device:
-    if device is None:
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    try:
-        resolved = torch.device(device)
-    except (RuntimeError, TypeError) as error:
-        raise ValueError(
-            f"device must be 'cuda', 'cuda:<index>' or 'cpu', got {device!r}"
-        ) from error
-    if resolved.type == "cuda":
-        if not torch.cuda.is_available():
-            raise ValueError("device 'cuda' was asked for but torch sees no GPU; use device='cpu'")
-        index = torch.cuda.current_device() if resolved.index is None else resolved.index
-        if index >= torch.cuda.device_count():
-            raise ValueError(
-                f"device cuda:{index} does not exist; there are {torch.cuda.device_count()} GPUs"
-            )
-        return torch.device("cuda", index)
-    if resolved.type != "cpu":
-        raise ValueError(f"device must be 'cuda', 'cuda:<index>' or 'cpu', got {device!r}")
-    return resolved
-
-
-def _find_table(tuning: str | os.PathLike, device: torch.device) -> tuple[TuningTable | None, str]:
-    """The device's table and a line about it; there are none for CPUs."""
-    if device.type != "cuda":
-        if str(tuning) not in ("auto", "off"):
-            raise ValueError(f"tuning={str(tuning)!r} is for GPUs, the engine is on {device}")
-        return None, "off"
-    return find_table(tuning, card_of(device))
-
-
-def _device_name(device: torch.device) -> str:
-    return torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"

@@ -139,7 +139,7 @@ def make_plan(
     impl: Impl = "auto",
     table: TuningTable | None = None,
     pdl: bool | None = None,
-    fused_attention: FusedAttention | None = FUSED_ATTENTION,
+    fused_attention: FusedAttention | None = None,
 ) -> ModelPlan:
     """Choose implementations.
 
@@ -148,7 +148,8 @@ def make_plan(
         table: measured choices of this card; None takes the heuristics.
         pdl: programmatic dependent launch and the small-batch forms; None decides by batch, and
             False leaves both out.
-        fused_attention: stages whose attention half is one kernel, by windows; None has none.
+        fused_attention: stages whose attention half is one kernel, by windows; None takes the
+            engine's table where it was measured, from compute capability 9.0 on.
 
     Raises:
         ValueError: a stage's map is smaller than its window (the message names the stage).
@@ -163,7 +164,10 @@ def make_plan(
         on_hopper = device.type == "cuda" and device_capability(device) >= PDL_CAPABILITY
         pdl = on_hopper and values <= PDL_VALUES
     pdl = pdl and precision.half and not blocked
-    fused = {} if fused_attention is None else fused_attention
+    fused = fused_attention
+    if fused is None:
+        measured = not blocked and device_capability(device) >= PDL_CAPABILITY
+        fused = FUSED_ATTENTION if measured else {}
     stages = tuple(
         _plan_stage(config, stage, batch, image_size, precision, blocked, table, pdl, device, fused)
         for stage in range(config.num_stages)

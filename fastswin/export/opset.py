@@ -43,7 +43,7 @@ def resolve_opset(opset: Opset, attention: str) -> int:
     """
     newest = newest_opset()
     if opset == "newest":
-        return newest
+        opset = newest
     if not isinstance(opset, int) or isinstance(opset, bool):
         raise ValueError(f"opset must be a number or 'newest', got {opset!r}")
     if opset < MIN_OPSET:

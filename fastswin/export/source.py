@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import os
 from pathlib import Path
 
@@ -29,7 +30,7 @@ def open_model(
         pretrained: whether a published name gets its weights or random ones.
 
     Returns:
-        The model in evaluation mode; the description; normalised images ``[8, C, h, w]`` of the
+        A model of its own, on the CPU and in evaluation mode; the description; normalised images ``[8, C, h, w]`` of the
         shipped test set for a shipped model, else None.
 
     Raises:
@@ -37,8 +38,8 @@ def open_model(
         ValueError, FileNotFoundError, RuntimeError: as :func:`fastswin.data.source.open_source`.
     """
     if isinstance(source, nn.Module):
-        model = source if isinstance(source, SwinTransformer) else from_live(source)
-        return model.eval(), f"live {type(source).__name__}", None
+        model = copy.deepcopy(source) if isinstance(source, SwinTransformer) else from_live(source)
+        return model.cpu().eval(), f"live {type(source).__name__}", None
     if not isinstance(source, (str, os.PathLike)):
         raise TypeError(
             "source must be a model name, a checkpoint path or a torch.nn.Module, "

@@ -9,6 +9,8 @@ import torch
 from tiny_swins import our_model
 
 from fastswin import accelerate, capture_training
+from fastswin.accelerate.capture import Step
+from fastswin.accelerate.casts import product_weights
 
 
 def small(**options) -> torch.nn.Module:
@@ -38,6 +40,35 @@ def test_refusals_name_the_argument(change, error, message):
     arguments = {"model": small(), "images": images(), "autocast": None} | change
     with pytest.raises(error, match=message):
         capture_training(arguments.pop("model"), arguments.pop("images"), **arguments)
+
+
+def test_weights_cast_together_change_no_bit():
+    """Against autocast's own casts: logits and gradients, a frozen layer, a layer left to it."""
+    model = small()
+    model.layers[0].blocks[0].requires_grad_(False)
+    accelerate(model)
+    weights = product_weights(model)
+    assert set(weights) == {
+        n for n, p in model.named_parameters()
+        if p.ndim > 1 and not n.endswith("table") and n != "head.weight"
+    }  # fmt: skip
+    other = copy.deepcopy(model)
+    x = images()
+    with torch.autocast("cpu", torch.bfloat16, cache_enabled=False):
+        expected = model(x)
+    got = Step(other, torch.bfloat16)(x)
+    assert torch.equal(got, expected)
+    upstream = torch.randn(got.shape, generator=torch.Generator().manual_seed(5)).to(got.dtype)
+    expected.backward(upstream)
+    got.backward(upstream)
+    for (name, mine), theirs in zip(other.named_parameters(), model.parameters(), strict=True):
+        if not theirs.requires_grad:
+            assert mine.grad is None
+            continue
+        assert mine.grad.dtype == torch.float32, name
+        assert torch.equal(mine.grad, theirs.grad), name
+    assert all(mine is other.get_parameter(name) for name, mine in product_weights(other).items())
+    assert torch.equal(Step(other, None)(x), other(x))
 
 
 def gradients(model: torch.nn.Module) -> list[torch.Tensor]:

@@ -2,6 +2,8 @@
 
 import dataclasses
 import json
+import math
+import multiprocessing
 from types import SimpleNamespace
 
 import pytest
@@ -11,6 +13,7 @@ from fastswin.bench import quant, quant_halves
 from fastswin.bench.problems import PRECISIONS, Problem
 from fastswin.bench.quant import Entry, make_entries, run_quant_suite
 from fastswin.bench.quant_forms import HALVES
+from fastswin.bench.quant_parallel import Shared, _messages, _Worker, run_side_by_side
 from fastswin.bench.roofline import Ceilings
 from fastswin.engine.quantized.formats import BlockFormats, LayerFormat
 from fastswin.engine.quantized.forward import QuantizedForward
@@ -64,6 +67,34 @@ def test_a_deadline_skips_the_rest(problem, tmp_path):
     result = run([problem], "fp32,fp8", tmp_path, deadline_s=0.0)
     assert {outcome.status for outcome in result.outcomes} == {"skipped"}
     assert result.exit_code == 1
+
+
+def test_side_by_side_and_resumed(problem, tmp_path):
+    """One problem that is measured and one that cannot be built; then only what is missing."""
+    broken = dataclasses.replace(problem, batch=3, checkpoint=str(tmp_path / "missing.pt"))
+    lines = []
+    options = {"processes": 2, "deadline_s": 200.0, "progress": lines.append}
+    result = run([problem, broken], "fp32,fp32:eager", tmp_path, **options)
+    found = {(r["batch"], r["variant"]) for r in json.loads(result.path.read_text())["records"]}
+    assert found == {(2, "fastswin"), (2, "eager")}
+    assert {o.status for o in result.outcomes if o.problem.batch == 3} == {"failed"}
+    assert sum(line.endswith(": built") for line in lines) == 1
+    again = run([problem], "fp32,fp32:eager", tmp_path, resume=True)
+    assert again.outcomes == ()
+    more = run([problem], "fp32,int8", tmp_path, resume=True, deadline_s=0.0)
+    assert {o.status for o in more.outcomes} == {"skipped"}
+
+
+def test_what_processes_cannot_do_is_said(problem):
+    here, there = multiprocessing.Pipe()
+    there.close()
+    gone = _Worker(problem, None, here)
+    assert _messages([gone], math.inf) == [(gone, "its process died")]
+    shared = Shared((), CPU, CEILINGS, None, 0.02)
+    late = run_side_by_side([problem], shared, 1, build_s=1.0, deadline=0.0)
+    assert list(late) == [(problem, "the deadline passed before it was built")]
+    with pytest.raises(ValueError, match="processes must be at least 1, got 0"):
+        list(run_side_by_side([problem], shared, 0, build_s=1.0, deadline=0.0))
 
 
 def test_entries():

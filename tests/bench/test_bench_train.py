@@ -45,6 +45,7 @@ def test_records_of_every_contender(problem, tmp_path, known_ceilings):
         assert record["images_per_s"] == pytest.approx(2e3 / record["median_ms"], rel=1e-3)
         assert record["gradient_error"] <= record["gradient_gate"]
         assert record["stream_dtypes"] == ["bfloat16"] * 3
+        assert record["allocator"] == "default"
     losses = {r["variant"]: r["first_loss"] for r in stored["records"]}
     assert losses["fastswin"] == pytest.approx(losses["eager"], rel=0.02)
     table = train.make_table(result.document)
@@ -89,6 +90,14 @@ def test_arguments_are_checked_before_anything_runs(problem, tmp_path):
         train.run([dataclasses.replace(problem, dtype="tf32")], None, "cpu", tmp_path)
     assert list(tmp_path.iterdir()) == []
     assert train.main(["--models", "swin_tinny", "--device", "cpu"]) == 2
+
+
+def test_records_say_how_the_allocator_is_configured(monkeypatch):
+    for name in train.ALLOCATOR_VARIABLES:
+        monkeypatch.delenv(name, raising=False)
+    assert train.allocator_settings() == "default"
+    monkeypatch.setenv("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+    assert train.allocator_settings() == "expandable_segments:True"
 
 
 def test_deadline_skips_with_a_line(problem, tmp_path, known_ceilings):

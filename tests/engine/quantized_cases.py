@@ -14,7 +14,7 @@ from fastswin.models import SwinTransformer
 from fastswin.ops.quantize.reference import LARGEST
 from fastswin.ops.quantized_linear.ordering import restore_rows
 from fastswin.quant.observations import Observations
-from fastswin.testing.steps import within_one_step
+from fastswin.testing.steps import beyond_one_step, within_one_step
 
 #: 24 channels, one head a block's width of 24, 15 classes: no dimension is a multiple of 16.
 AWKWARD = {"embed_dim": 24, "num_heads": (1, 2), "num_classes": 15}
@@ -77,21 +77,24 @@ def relative_rms(actual: torch.Tensor, expected: torch.Tensor) -> float:
     return (difference / expected.double().square().mean()).sqrt().item()
 
 
-def check_layers(engine: Engine, reference: quant.QuantizedSwin, images: torch.Tensor) -> set[str]:
+def check_layers(
+    engine: Engine, reference: quant.QuantizedSwin, images: torch.Tensor
+) -> dict[str, float]:
     """Every 8-bit call of an engine against the integer reference on the same inputs.
 
     Weights must be the reference's integers; results may differ by one step of an 8-bit output, or
     by two roundings of a wide one. Blocks that repeat a call are represented by one.
 
     Returns:
-        Kinds of calls that were compared.
+        Kinds of calls that were compared, and how far beyond one step the worst of them is, over
+        the RMS of the results (testing/steps.py).
     """
-    compared = set()
+    compared: dict[str, float] = {}
     for call in engine.calls(images):
         name = call.function.__name__.strip("_")
         if name == "quantized_linear":
-            _check_linear(call, reference)
-            compared.add(call.layer)
+            far = _check_linear(call, reference)
+            compared[call.layer] = max(far, compared.get(call.layer, 0.0))
         elif (
             name in ("layer_norm", "gather_neighbours")
             and call.kwargs.get("output_scale") is not None
@@ -99,11 +102,11 @@ def check_layers(engine: Engine, reference: quant.QuantizedSwin, images: torch.T
             repeated = call.run()
             expected = call.function(*call.args, **{**call.kwargs, "impl": "reference"})
             assert within_one_step(repeated, expected)
-            compared.add(name)
+            compared.setdefault(name, 0.0)
     return compared
 
 
-def _check_linear(call: Call, reference: quant.QuantizedSwin) -> None:
+def _check_linear(call: Call, reference: quant.QuantizedSwin) -> float:
     x, weight, scale, bias = call.args
     if call.kwargs["ordered"]:
         weight, scale = restore_rows(weight), restore_rows(scale)
@@ -132,9 +135,11 @@ def _check_linear(call: Call, reference: quant.QuantizedSwin) -> None:
         if actual.dtype == torch.bfloat16:
             bound *= 8
         assert (actual.float() - y).abs().max() <= bound
-        return
+        return 0.0
     steps = output_scale.cpu().repeat_interleave(y.shape[-1] // len(output_scale))
     largest = LARGEST[actual.dtype]
     scaled = (y / steps).clamp(-largest, largest)
     expected = (scaled.round() if actual.dtype == torch.int8 else scaled).to(actual.dtype)
-    assert within_one_step(actual, expected)
+    far = beyond_one_step(actual, expected)
+    assert within_one_step(actual, expected), f"{call.layer}: off by {far:.1e} of the RMS"
+    return far

@@ -10,7 +10,7 @@ import pytest
 import torch
 from engine_cases import cpu_engine, images_like, tiny
 
-from fastswin.engine import engine as engine_module
+from fastswin.engine import plans as plans_module
 
 VERSIONS = pytest.mark.parametrize("version", [1, 2], ids=["v1", "v2"])
 
@@ -62,7 +62,7 @@ def test_results_stay_valid():
 
 
 def test_plans_are_bounded(monkeypatch):
-    monkeypatch.setattr(engine_module, "MAX_PLANS", 3)
+    monkeypatch.setattr(plans_module, "MAX_PLANS", 3)
     model = tiny(1, depths=(1,), num_heads=(2,))
     engine = cpu_engine(model)
     expected = [engine(images_like(model, batch)) for batch in range(1, 7)]

@@ -37,7 +37,7 @@ def forced(version: int, *forms: FusedRange) -> dict:
         (
             2,
             (
-                FusedRange("window", config=WholeWindowConfig(tma=True)),
+                FusedRange("window", config=WholeWindowConfig(num_stages=2, tma=True)),
                 FusedRange("heads", config=HeadGroupConfig(1, block_k=32)),
             ),
         ),
@@ -97,7 +97,7 @@ def test_what_no_kernel_holds_stays_apart_with_the_reason():
     plan = plan_of("swin_base_patch4_window7_224", 1, table)
     assert plan.stages[0].attention == "fused"
     assert plan.stages[2].attention == "triton"
-    assert plan.stages[2].reasons["fused attention"] == "512 channels exceed 256"
+    assert plan.stages[2].reasons["fused attention"] == "512 channels exceed 192"
     table = {(1, 128): (FusedRange("window"),)}
     plan = plan_of("swin_base_patch4_window12_384", 1, table)
     assert plan.stages[0].reasons["fused attention"] == "144 tokens a window exceed 64"

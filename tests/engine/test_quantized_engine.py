@@ -79,7 +79,7 @@ def test_every_layer_is_within_one_step(name):
     calibration = case.calibration(SCHEMES[name])
     engine = reference_engine(case, precision_for(SCHEMES[name]), calibration=calibration)
     compared = check_layers(engine, QuantizedSwin(case.model, calibration), case.images)
-    assert compared >= {"qkv", "proj", "fc1", "fc2", "merge"}
+    assert compared.keys() >= {"qkv", "proj", "fc1", "fc2", "merge"}
     assert ("layer_norm" in compared) == (name != "per_token")
 
 
@@ -313,7 +313,7 @@ def test_calls_without_running_them_have_the_shapes_of_real_ones(case, name):
     calibration = case.calibration(SCHEMES[name])
     engine = reference_engine(case, precision_for(SCHEMES[name]), calibration=calibration)
     calls = engine.calls(case.images)
-    bound = engine._bound(3, case.model.config.image_size)
+    bound = engine._plans.bound(3, case.model.config.image_size)
     quiet = record_calls(engine._forward, bound, case.images, execute=False)
     assert [(c.stage, c.layer, c.count, c.result.shape, c.result.dtype) for c in quiet] == [
         (c.stage, c.layer, c.count, c.result.shape, c.result.dtype) for c in calls
@@ -331,7 +331,7 @@ def test_fp8_by_the_library(case):
     """Every layer in the form with one step a tensor, its operator on plain PyTorch."""
     calibration = case.calibration("fp8")
     engine = reference_engine(case, "fp8", calibration=calibration, wide_dtype=torch.float16)
-    bound = engine._bound(3, case.model.config.image_size)
+    bound = engine._plans.bound(3, case.model.config.image_size)
     layers = quant_layers(case.model)
     for i, stage in enumerate(bound.plan.stages):
         for j, block in enumerate(engine._forward.weights.stages[i]):
@@ -400,9 +400,9 @@ def test_the_mlp_in_one_kernel(monkeypatch):
         own = {**call.kwargs, "out": None}
         wanted = call.function(*call.args, **{**own, "impl": "reference"}).float()
         assert relative_rms(call.function(*call.args, **own), wanted) <= 2e-3
-    offsets = engine._bound(3, (16, 24)).offsets
+    offsets = engine._plans.bound(3, (16, 24)).offsets
     assert offsets[0][0].norm2 is not None
-    assert engine._bound(3, (16, 24)).stage_end == (None, None)
+    assert engine._plans.bound(3, (16, 24)).stage_end == (None, None)
     assert "in one kernel" in str(engine.report(3))
 
 
@@ -418,6 +418,6 @@ def test_kernels_under_the_interpreter():
     reference = QuantizedSwin(case.model, calibration)
     error = relative_rms(reference(case.images), case.exact)
     assert relative_rms(engine(case.images), case.exact) <= 1.5 * error
-    assert {"qkv", "fc1", "fc2", "merge"} <= check_layers(engine, reference, case.images)
+    assert check_layers(engine, reference, case.images).keys() >= {"qkv", "fc1", "fc2", "merge"}
     assert "int8 (triton)" in str(engine.report(3))
-    assert engine._bound(3, (16, 24)).offsets[0][0].norm2 is not None
+    assert engine._plans.bound(3, (16, 24)).offsets[0][0].norm2 is not None

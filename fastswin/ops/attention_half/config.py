@@ -19,9 +19,9 @@ HEAD_DIMS = (16, 32, 64)
 #: 64 rows of 512 channels and 96 rows of weights take 160 KiB.
 MAX_RESIDENT_CHANNELS = 512
 
-#: Widest rows that a program of :class:`WholeWindowConfig` accumulates: 64 x 256 fp32 sums take
-#: 128 registers a thread.
-MAX_WHOLE_CHANNELS = 256
+#: Widest rows that a program of :class:`WholeWindowConfig` accumulates: 64 x 192 fp32 sums take
+#: 96 registers a thread, of 256 channels 744 bytes are spilled on Hopper.
+MAX_WHOLE_CHANNELS = 192
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,13 +48,14 @@ class WholeWindowConfig:
 
     Attributes:
         num_warps: warps per program.
-        num_stages: depth of the weight pipeline over heads.
+        num_stages: depth of the weight pipeline over heads; 1 has none, and never with ``tma``
+            (illegal memory accesses under Triton 3.6).
         tma: weights come through the tensor copy engine (compute capability 9.0 and later).
         max_registers: limit per thread, so that more programs share a multiprocessor; 0 sets none.
     """
 
     num_warps: int = 4
-    num_stages: int = 2
+    num_stages: int = 1
     tma: bool = False
     max_registers: int = 0
 
@@ -90,8 +91,7 @@ def default_head_group_config(
     # older tensor cores read weights from registers: a whole strip of them spills
     roomy = capability[0] in (9, 10)
     if C > (MAX_RESIDENT_CHANNELS if roomy else 96) or column_parts(C) is None:
-        block_k = 128 if roomy and C % 128 == 0 else 64 if C % 64 == 0 else 32
-        return HeadGroupConfig(1, block_k, num_stages=3)
+        return HeadGroupConfig(1, 64 if C % 64 == 0 else 32, num_stages=5 if roomy else 3)
     heads = 1
     if C <= 128:
         for candidate in range(2, min(num_heads, 4) + 1):
@@ -102,10 +102,13 @@ def default_head_group_config(
 
 
 def default_whole_window_config(C: int, capability: tuple[int, int]) -> WholeWindowConfig:
-    """Heuristic."""
-    if capability[0] not in (9, 10):  # 99 to 163 KiB of shared memory
-        return WholeWindowConfig(num_stages=2 if C <= 128 else 1)
-    return WholeWindowConfig(num_stages=2, tma=True)
+    """Heuristic: no pipeline, whose buffers would leave room for two programs instead of three.
+
+    Older tensor cores read weights from registers, which a pipeline keeps in shared memory longer.
+    """
+    if capability[0] not in (9, 10):
+        return WholeWindowConfig(num_warps=4 if C <= 96 else 8, num_stages=2)
+    return WholeWindowConfig(num_stages=1, max_registers=168 if C <= 96 else 0)
 
 
 def attention_half_blocker(
@@ -139,6 +142,8 @@ def attention_half_blocker(
     parts = column_parts(C)
     if whole and parts is None:
         return f"{C} channels are not one or three times a power of two of at least {MIN_DOT}"
+    if isinstance(config, WholeWindowConfig) and config.tma and config.num_stages < 2:
+        return "weights by the copy engine need num_stages of at least 2"
     if isinstance(config, HeadGroupConfig):
         return _tiles_blocker(C, num_heads, parts, config)
     if not whole and parts is None and C % 32:

@@ -94,19 +94,19 @@ def _one_head(
     NORMALIZE: tl.constexpr, HAS_OFFSET: tl.constexpr, HAS_PAD: tl.constexpr,
     COSINE: tl.constexpr,
 ):  # fmt: skip
-    """Attention's output ``[NP, D]`` of one head, its weights loaded on the way."""
+    """Attention's output ``[NP, D]`` of one head; all its weights are asked for first."""
     C: tl.constexpr = WIDTH * PARTS
     at = first + tl.arange(0, D)
-    wa, wb, wc = load_strip(weight_ptr, first, D, WIDTH, PARTS)
-    q = multiply(xa, xb, xc, wa, wb, wc, PARTS)
+    qa, qb, qc = load_strip(weight_ptr, first, D, WIDTH, PARTS)
+    ka, kb, kc = load_strip(weight_ptr, C + first, D, WIDTH, PARTS)
+    va, vb, vc = load_strip(weight_ptr, 2 * C + first, D, WIDTH, PARTS)
+    q = multiply(xa, xb, xc, qa, qb, qc, PARTS)
     q = _finish(q, vectors_ptr, pad_ptr, at, mean, rstd, padded, C, DTYPE, NORMALIZE,
                 HAS_OFFSET, HAS_PAD)  # fmt: skip
-    wa, wb, wc = load_strip(weight_ptr, C + first, D, WIDTH, PARTS)
-    k = multiply(xa, xb, xc, wa, wb, wc, PARTS)
+    k = multiply(xa, xb, xc, ka, kb, kc, PARTS)
     k = _finish(k, vectors_ptr, pad_ptr, C + at, mean, rstd, padded, C, DTYPE, NORMALIZE,
                 HAS_OFFSET, HAS_PAD)  # fmt: skip
-    wa, wb, wc = load_strip(weight_ptr, 2 * C + first, D, WIDTH, PARTS)
-    v = multiply(xa, xb, xc, wa, wb, wc, PARTS)
+    v = multiply(xa, xb, xc, va, vb, vc, PARTS)
     v = _finish(v, vectors_ptr, pad_ptr, 2 * C + at, mean, rstd, padded, C, DTYPE, NORMALIZE,
                 HAS_OFFSET, HAS_PAD)  # fmt: skip
     return attend(q, k, v, bias, scale, COSINE)

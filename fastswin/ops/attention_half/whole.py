@@ -62,13 +62,26 @@ def _strip(ptr, desc, first, D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.con
 
 
 @triton.jit
-def _proj_tile(ptr, desc, output, first, C: tl.constexpr, D: tl.constexpr, WIDTH: tl.constexpr,
-               TMA: tl.constexpr):  # fmt: skip
-    """``[D, WIDTH]``: inputs of one head and a part of proj's outputs."""
+def _proj_strip(ptr, desc, first, D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+                TMA: tl.constexpr):  # fmt: skip
+    """Inputs ``first .. first + D`` of proj's weight as parts of its outputs ``[WIDTH, D]``."""
     if TMA:
-        return desc.load([output, first]).T
-    row = output + tl.arange(0, WIDTH)
-    return tl.trans(tl.load(ptr + row[:, None] * C + (first + tl.arange(0, D))[None, :]))
+        a = desc.load([0, first])
+        b = a
+        c = a
+        if PARTS == 3:
+            b = desc.load([WIDTH, first])
+            c = desc.load([2 * WIDTH, first])
+    else:
+        row = tl.arange(0, WIDTH) * (WIDTH * PARTS)
+        ptr += row[:, None] + (first + tl.arange(0, D))[None, :]
+        a = tl.load(ptr)
+        b = a
+        c = a
+        if PARTS == 3:
+            b = tl.load(ptr + WIDTH * WIDTH * PARTS)
+            c = tl.load(ptr + 2 * WIDTH * WIDTH * PARTS)
+    return a, b, c
 
 
 @triton.jit
@@ -136,26 +149,26 @@ def _whole_window_kernel(
         xc = fc.to(DTYPE)
     for head in tl.range(0, NH, num_stages=NUM_STAGES):
         row = head * D
-        wa, wb, wc = _strip(qkv_ptr, qkv_desc, row, D, WIDTH, PARTS, TMA)
-        q = multiply(xa, xb, xc, wa, wb, wc, PARTS)
+        # weights of a head are asked for together: their latency shows twice, not six times
+        qa, qb, qc = _strip(qkv_ptr, qkv_desc, row, D, WIDTH, PARTS, TMA)
+        ka, kb, kc = _strip(qkv_ptr, qkv_desc, C + row, D, WIDTH, PARTS, TMA)
+        va, vb, vc = _strip(qkv_ptr, qkv_desc, 2 * C + row, D, WIDTH, PARTS, TMA)
+        q = multiply(xa, xb, xc, qa, qb, qc, PARTS)
         q_h = _finish(q, qkv_bias_ptr, pad_ptr, row + d, padded, DTYPE, HAS_BIAS, HAS_PAD)
-        wa, wb, wc = _strip(qkv_ptr, qkv_desc, C + row, D, WIDTH, PARTS, TMA)
-        k = multiply(xa, xb, xc, wa, wb, wc, PARTS)
+        k = multiply(xa, xb, xc, ka, kb, kc, PARTS)
         k_h = _finish(k, qkv_bias_ptr, pad_ptr, C + row + d, padded, DTYPE, HAS_BIAS, HAS_PAD)
-        wa, wb, wc = _strip(qkv_ptr, qkv_desc, 2 * C + row, D, WIDTH, PARTS, TMA)
-        v = multiply(xa, xb, xc, wa, wb, wc, PARTS)
+        pa, pb, pc = _proj_strip(proj_ptr, proj_desc, row, D, WIDTH, PARTS, TMA)
+        bias = tl.load(bias_ptr + head * (NP * NP) + pair)
+        v = multiply(xa, xb, xc, va, vb, vc, PARTS)
         v_h = _finish(v, qkv_bias_ptr, pad_ptr, 2 * C + row + d, padded, DTYPE, HAS_BIAS, HAS_PAD)
         head_scale = scale
         if COSINE:
             head_scale = tl.load(head_scale_ptr + head)
-        bias = tl.load(bias_ptr + head * (NP * NP) + pair)
         o = attend(q_h, k_h, v_h, bias, head_scale, COSINE).to(DTYPE)
-        acc_a = tl.dot(o, _proj_tile(proj_ptr, proj_desc, 0, row, C, D, WIDTH, TMA), acc_a)
+        acc_a = tl.dot(o, tl.trans(pa), acc_a)
         if PARTS == 3:
-            w = _proj_tile(proj_ptr, proj_desc, WIDTH, row, C, D, WIDTH, TMA)
-            acc_b = tl.dot(o, w, acc_b)
-            w = _proj_tile(proj_ptr, proj_desc, 2 * WIDTH, row, C, D, WIDTH, TMA)
-            acc_c = tl.dot(o, w, acc_c)
+            acc_b = tl.dot(o, tl.trans(pb), acc_b)
+            acc_c = tl.dot(o, tl.trans(pc), acc_c)
     if POST_NORM:
         acc_a, acc_b, acc_c = normalize_parts(acc_a, acc_b, acc_c, eps, WIDTH, PARTS)
         xa, xb, xc = load_parts(x_ptr, at, live, WIDTH, PARTS)

@@ -85,6 +85,7 @@ def layer_norm(
             why_no_gradient(x, weight, bias, offset, residual),
             f"{C} channels exceed {MAX_CHANNELS}" if C > MAX_CHANNELS else None,
             None if output_scale is None else why_not_format(x.device, stored),
+            None if out is None or out.is_contiguous() else "out is not contiguous",
         ],
     )
     if chosen == "reference":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Literal, get_args
 
 import torch
@@ -130,12 +131,12 @@ def library_linear_blocker(
         out_dtype = torch.float16 if dtype == FP8 else dtype
     if reason := format_blocker(dtype, out_dtype, N, K):
         return reason
-    if reason := library_blocker():
-        return reason
-    if device.type != "cuda":
+    if device.type != "cuda":  # before the library is looked for and mapped
         return f"device {device} is not a CUDA device"
     if not torch.cuda.is_available():
         return "no CUDA device is available"
+    if reason := library_blocker():
+        return reason
     found = capability(torch.cuda.current_device() if device.index is None else device.index)
     needed = {FP8: (8, 9), torch.bfloat16: (8, 0)}.get(dtype, (7, 0))
     if found < needed:
@@ -234,7 +235,7 @@ def _check_scales(
         )
     if row_scale is not None and out_dtype == FP8:
         raise ValueError("row_scale needs out_dtype float16 or bfloat16, got float8_e4m3fn")
-    rows = x.numel() // max(x.shape[-1], 1)
+    rows = math.prod(x.shape[:-1])
     sizes = {
         "scale": (scale, 1 if row_scale is None else weight.shape[0]),
         "row_scale": (row_scale, rows),

@@ -89,6 +89,8 @@ def format_blocker(
         return f"{short(dtype)} operands store {short(dtype)}, not {short(out_dtype)}"
     if out_dtype not in (*HALF, FP8):
         return f"out_dtype {short(out_dtype)} is not one of float16, bfloat16, float8_e4m3fn"
+    if K == 0:
+        return "a product without input channels needs no library"
     if dtype == FP8:  # rows of 16 bytes: Tensor Core requirements of fp8 in the cuBLAS manual
         for name, size in (("input", K), ("output", N)):
             if size is not None and size % 16:

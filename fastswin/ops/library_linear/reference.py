@@ -32,8 +32,8 @@ def library_linear_ref(
     """See :func:`~fastswin.ops.library_linear.library_linear`."""
     compute = torch.float64 if x.dtype == torch.float64 else torch.float32
     y = F.linear(x.to(compute), weight.to(compute))
-    if scale is not None:
-        y = y * scale.to(compute)
+    if scale is not None:  # one factor, or one a channel, in whatever shape it comes
+        y = y * scale.to(compute).flatten()
     if row_scale is not None:
         y = y * row_scale.to(compute).view(*y.shape[:-1], 1)
     if bias is not None:
@@ -43,9 +43,9 @@ def library_linear_ref(
     if activation == "gelu":
         y = F.gelu(y, approximate="tanh")
     if output_scale is not None:
-        y = y / output_scale.to(compute)
+        y = y / output_scale.to(compute).flatten()
     if output_inverse is not None:
-        y = y * output_inverse.to(compute)
+        y = y * output_inverse.to(compute).flatten()
     if out_dtype == torch.float8_e4m3fn:
         y = y.clamp(-E4M3_MAX, E4M3_MAX)
     y = y.to(out_dtype)

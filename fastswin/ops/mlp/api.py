@@ -85,6 +85,7 @@ def mlp(
                 x, fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias, offset
             ),
             mlp_blocker(C, hidden, HIDDEN_STEP),
+            None if out is None or out.is_contiguous() else "out is not contiguous",
         ],
     )
     weights = (fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias)

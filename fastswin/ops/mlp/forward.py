@@ -124,10 +124,10 @@ def mlp_fwd(
     config: MlpConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """Launch on contiguous ``x [..., C]``; see the public function."""
+    """Launch on ``x [..., C]``; see the public function."""
     from triton.tools.tensor_descriptor import TensorDescriptor
 
-    x = x.contiguous()
+    x, fc1_weight, fc2_weight = x.contiguous(), fc1_weight.contiguous(), fc2_weight.contiguous()
     if out is None:
         out = torch.empty_like(x)
     if x.numel() == 0:

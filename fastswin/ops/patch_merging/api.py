@@ -132,6 +132,7 @@ def gather_layer_norm(
         [
             *(why_not_triton(x.device, dtype) for dtype in (x.dtype, out_dtype)),
             f"{C} channels exceed {MAX_CHANNELS}" if C > MAX_CHANNELS else None,
+            "the map has 2**32 tokens or more" if x.numel() // C >= 2**32 else None,
         ],
     )
     if chosen == "reference":

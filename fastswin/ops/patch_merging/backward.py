@@ -23,7 +23,7 @@ from fastswin.ops.residual_norm.backward import sum_partials
 
 @triton.jit
 def _load_gradient(d_out_ptr, row, rows, column, LOWER: tl.constexpr, C: tl.constexpr):
-    at = row[:, None] * (4 * C) + merged_columns(column, LOWER, C)[None, :]
+    at = row[:, None].to(tl.int64) * (4 * C) + merged_columns(column, LOWER, C)[None, :]
     keep = rows[:, None] & (column < 2 * C)[None, :]
     return tl.load(d_out_ptr + at, mask=keep, other=0.0).to(tl.float32)
 
@@ -69,7 +69,7 @@ def _gather_layer_norm_bwd_kernel(
     dbub = tl.zeros([BLOCK_M, CBP], tl.float32)
     dblb = tl.zeros([BLOCK_M, CBP], tl.float32)
     for tile in tl.range(0, tiles, num_stages=NUM_STAGES):
-        row = (p + tile * tl.num_programs(0)).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+        row = (p + tile * tl.num_programs(0)) * BLOCK_M + tl.arange(0, BLOCK_M)
         rows = row < M
         corner, low, right = merge_corner(row, H, W, C)
         low = rows & low

@@ -120,13 +120,16 @@ def gather_neighbours_fwd(
 
 @triton.jit
 def merge_corner(row, H, W, C: tl.constexpr):
-    """Where the upper left neighbour of merged rows lies; whether a lower and a right one exist."""
+    """Where the upper left neighbour of merged rows lies; whether a lower and a right one exist.
+
+    Rows are counted in 32 bits: four divisions in 64 would cost as much as all the rest.
+    """
     out_w = (W + 1) // 2
     tokens = (H + 1) // 2 * out_w
     token = row % tokens
     top = token // out_w * 2
     left = token % out_w * 2
-    corner = ((row // tokens * H + top) * W + left) * C
+    corner = (((row // tokens).to(tl.int64) * H + top) * W + left) * C
     return corner, top + 1 < H, left + 1 < W
 
 
@@ -167,7 +170,7 @@ def _store_run(
         v = v * tl.load(weight_ptr + place, mask=real, other=0.0).to(tl.float32)[None, :]
     if HAS_BIAS:
         v = v + tl.load(bias_ptr + place, mask=real, other=0.0).to(tl.float32)[None, :]
-    at = row[:, None] * (4 * C) + place[None, :]
+    at = row[:, None].to(tl.int64) * (4 * C) + place[None, :]
     tl.store(out_ptr + at, v.to(out_ptr.dtype.element_ty), mask=rows[:, None] & real[None, :])
 
 
@@ -178,7 +181,7 @@ def _gather_layer_norm_fwd_kernel(
     NORM: tl.constexpr, ODD: tl.constexpr, HAS_WEIGHT: tl.constexpr, HAS_BIAS: tl.constexpr,
 ):  # fmt: skip
     """One program per BLOCK_M merged rows; u and l: upper and lower run, a and b: their parts."""
-    row = tl.program_id(0).to(tl.int64) * BLOCK_M + tl.arange(0, BLOCK_M)
+    row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     rows = row < M
     corner, low, right = merge_corner(row, H, W, C)
     low = rows & low

@@ -88,10 +88,10 @@ def quantized_mlp(
             quantized_mlp_blocker(C, hidden),
         ],
     )
-    fc1 = (fc1_weight, fc1_scale, fc1_bias)
     if ordered == (chosen == "reference"):
-        fc1 = tuple(map(restore_rows if ordered else order_rows, fc1))
-    operands = (*fc1, fc2_weight, fc2_scale, fc2_bias)
+        change = restore_rows if ordered else order_rows
+        fc1_weight, fc1_scale, fc1_bias = map(change, (fc1_weight, fc1_scale, fc1_bias))
+    operands = (fc1_weight, fc1_scale, fc1_bias, fc2_weight, fc2_scale, fc2_bias)
     if chosen == "reference":
         y = _quantized_mlp_ref(x, *operands, input_scale, hidden_scale, offset, eps)
         return y if out is None else out.copy_(y)

@@ -9,8 +9,12 @@ import dataclasses
 
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns
 
-#: Widest slice that a program holds: 64 columns of it are half of the registers of 4 warps.
-MAX_SLICE = 512
+#: Widest slice that a program holds, a power of two, and else: 64 rows and 64 columns of it are 128
+#: and 96 KB of shared memory. 384 channels as 256 + 128 took 5.0 us where 512 took 5.5 (H200).
+MAX_SLICE, MAX_UNEVEN_SLICE = 512, 384
+
+#: Part of the multiprocessors that 64x64 tiles have to fill before K is cut into more slices.
+FILLED = 0.68
 
 #: Slices that the joining kernel adds at most.
 MAX_SPLITS = 16
@@ -38,28 +42,27 @@ class SplitKConfig:
 
 
 def default_split_k_config(M: int, N: int, K: int, multiprocessors: int) -> SplitKConfig | None:
-    """The fewest slices a program can hold, then the largest tile that fills half the GPU.
+    """Tiles of 64x64, cut into the fewest slices that a program holds and that fill the GPU.
+
+    Best or within 0.25 us of the best of 299 configurations at ten sizes of Swin-T, B and V2-T at
+    batch 1 (H200, docs/performance.md).
 
     Returns:
         None where K cannot be cut (see :func:`split_k_blocker`).
     """
-    if split_k_blocker(K) is not None:
+    possible = _possible_splits(K)
+    if not possible:
         return None
-    splits = _fewest_splits(K)
-    assert splits is not None
-    chosen = SplitKConfig(splits, MIN_DOT, 64, 4)
-    for block_m, block_n in ((64, 64), (32, 64), (16, 64), (32, 32), (16, 32)):
-        if block_m >= 2 * max(M, MIN_DOT) or block_n >= 2 * max(N, MIN_DOT):
-            continue
-        chosen = SplitKConfig(splits, block_m, block_n, 4)
-        if 2 * splits * cdiv(M, block_m) * cdiv(N, block_n) >= multiprocessors:
-            break
-    return chosen
+    block_m = min(64, max(MIN_DOT, next_power_of_2(M)))
+    block_n = min(64, max(MIN_DOT, next_power_of_2(N)))
+    programs = cdiv(M, block_m) * cdiv(N, block_n)
+    filling = (s for s in possible if s * programs >= FILLED * multiprocessors)
+    return SplitKConfig(next(filling, possible[-1]), block_m, block_n, 4)
 
 
 def split_k_blocker(K: int) -> str | None:
     """Reason why K cannot be cut into slices that a program holds, None where it can."""
-    if _fewest_splits(K) is None:
+    if not _possible_splits(K):
         return (
             f"{K} input channels are not at most {MAX_SPLITS} equal slices of one or two powers of "
             f"two up to {MAX_SLICE}"
@@ -71,16 +74,24 @@ def config_blocker(config: SplitKConfig, K: int) -> str | None:
     """Reason why a configuration does not fit K channels, None where it does."""
     if not 1 <= config.splits <= MAX_SPLITS or K % config.splits:
         return f"splits must divide {K} and be 1 to {MAX_SPLITS}, got {config.splits}"
-    if K // config.splits > MAX_SLICE or split_columns(K // config.splits) is None:
+    if not _held(K // config.splits):
         return f"slices of {K // config.splits} channels are not one or two powers of two"
     return None
 
 
-def _fewest_splits(K: int) -> int | None:
-    for splits in range(1, MAX_SPLITS + 1):
-        if K % splits == 0 and K // splits <= MAX_SLICE and split_columns(K // splits) is not None:
-            return splits
-    return None
+def _possible_splits(K: int) -> list[int]:
+    """Numbers of slices that a program can hold, fewest first, none narrower than 128 channels."""
+    return [
+        splits
+        for splits in range(1, MAX_SPLITS + 1)
+        if K % splits == 0 and (splits == 1 or K // splits >= 128) and _held(K // splits)
+    ]
+
+
+def _held(width: int) -> bool:
+    """Whether a program holds slices of so many channels."""
+    columns = split_columns(width)
+    return columns is not None and width <= (MAX_UNEVEN_SLICE if columns[1] else MAX_SLICE)
 
 
 def join_rows(rows: int, channels: int, multiprocessors: int) -> int:

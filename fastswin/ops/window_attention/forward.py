@@ -56,6 +56,7 @@ from fastswin.ops.window_attention.tile import (
     inverse_norm,
     load_rows,
     locate_window,
+    output_steps,
     power_of_2,
     product_step,
     scores,
@@ -117,6 +118,8 @@ def _window_attention_fwd_kernel(
         window_row, window_col, key2, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE
     )
 
+    product_scale = product_step(scale, qkv_scale_ptr, COSINE)
+    value_step, output_inverse = output_steps(qkv_scale_ptr, output_scale_ptr)
     prefetch_l2(bias_ptr + first_head * (NP * NP), HEADS * NP * NP, 64, PDL)
     wait_for_previous(PDL)
     for i in tl.range(0, HEADS, num_stages=NUM_STAGES):
@@ -133,7 +136,7 @@ def _window_attention_fwd_kernel(
             v2 = load_rows(vh_ptr, pad_v, row2, key2, v_stride_row, N, D, BLOCK_D, HAS_PAD)
             v2 = half_values(v2, qkv_scale_ptr)
         v1 = half_values(v1, qkv_scale_ptr)
-        head_scale = product_step(scale, qkv_scale_ptr, COSINE)
+        head_scale = product_scale
         if COSINE:
             head_scale = tl.load(head_scale_ptr + head)
         bias_head = bias_ptr + head * (NP * NP)
@@ -184,7 +187,10 @@ def _window_attention_fwd_kernel(
                 stats_head = stats_ptr + (window.to(tl.int64) * NH + head) * (2 * N)
                 store_row_stats(stats_head, row_max, total, query, N, exact)
             o = o / tl.where(total == 0.0, 1.0, total)[:, None]
-            o = finish_output(o, qkv_scale_ptr, output_scale_ptr, out_ptr.dtype.element_ty)
+            o = finish_output(
+                o, value_step, output_inverse, qkv_scale_ptr, output_scale_ptr,
+                out_ptr.dtype.element_ty,
+            )  # fmt: skip
             store_rows(
                 out_ptr + head * out_stride_head, o, row, (query < N) & (row >= 0), out_stride_row,
                 D, BLOCK_D,

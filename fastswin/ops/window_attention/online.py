@@ -16,6 +16,7 @@ from fastswin.ops.window_attention.tile import (
     inverse_sum,
     load_rows,
     locate_window,
+    output_steps,
     product_step,
     scores,
     store_row_stats,
@@ -42,6 +43,8 @@ def _window_attention_fwd_online_kernel(
     qkv_scale_ptr=None, output_scale_ptr=None,
 ):  # fmt: skip
     """One program per (window, head, query tile); 8-bit operands and output as in forward.py."""
+    # fp32 products are chains of fused multiply-adds, one after the other
+    chained: tl.constexpr = v_ptr.dtype.element_ty == tl.float32 and PRECISION == "ieee"
     pid = tl.program_id(0)
     query_tiles: tl.constexpr = (N + BLOCK_Q - 1) // BLOCK_Q
     query = pid % query_tiles * BLOCK_Q + tl.arange(0, BLOCK_Q)
@@ -58,6 +61,7 @@ def _window_attention_fwd_online_kernel(
     if HAS_MASK:
         mask_ptr += (window % num_masks).to(tl.int64) * (NP * NP)
     scale = product_step(scale, qkv_scale_ptr, COSINE)
+    value_step, output_inverse = output_steps(qkv_scale_ptr, output_scale_ptr)
     if COSINE:
         scale = tl.load(head_scale_ptr + head)
     if DROPOUT:
@@ -99,12 +103,19 @@ def _window_attention_fwd_online_kernel(
             p *= dropout_weights(
                 seed, window, head, query[:, None], key[None, :], drop_threshold, keep_factor
             )
-        o = o * rescale[:, None]
-        o = tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)
+        if chained:
+            # a sum per tile: one chain over all keys is further from the truth than eager's sums.
+            # fma, for a plain addition is taken into the product, as its first summand
+            o = tl.fma(o, rescale[:, None], tl.dot(p, v, input_precision=PRECISION))
+        else:
+            o = o * rescale[:, None]
+            o = tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)
         running_max = new_max
     if HAS_STATS:
         stats_head = stats_ptr + (window.to(tl.int64) * NH + head) * (2 * N)
         store_row_stats(stats_head, running_max, total, query, N, False)
     o = o * inverse_sum(total, False)[:, None]
-    o = finish_output(o, qkv_scale_ptr, output_scale_ptr, out_ptr.dtype.element_ty)
+    o = finish_output(
+        o, value_step, output_inverse, qkv_scale_ptr, output_scale_ptr, out_ptr.dtype.element_ty
+    )
     store_rows(out_ptr, o, row, (query < N) & (row >= 0), out_stride_row, D, BLOCK_D)

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastswin._triton.math import inverse_step, round_to_8_bits
+from fastswin._triton.math import int8_to_half, inverse_step, round_to_8_bits
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -214,17 +214,33 @@ def product_step(scale, qkv_scale_ptr, COSINE: tl.constexpr):
 def half_values(v, qkv_scale_ptr):
     """8-bit values as fp16 numbers in their steps, exactly; wide ones as they are."""
     if qkv_scale_ptr is not None:
-        v = v.to(tl.float16)
+        if v.dtype == tl.int8:
+            v = int8_to_half(v)
+        else:
+            v = v.to(tl.float16)
     return v
 
 
 @triton.jit
-def finish_output(o, qkv_scale_ptr, output_scale_ptr, FORMAT: tl.constexpr):
+def output_steps(qkv_scale_ptr, output_scale_ptr):
+    """The values' step, and one over an 8-bit output's; 1 where there is none."""
+    value_step = 1.0
+    inverse = 1.0
+    if qkv_scale_ptr is not None:
+        value_step = tl.load(qkv_scale_ptr + 2)
+    if output_scale_ptr is not None:
+        inverse = inverse_step(tl.load(output_scale_ptr))
+    return value_step, inverse
+
+
+@triton.jit
+def finish_output(o, value_step, inverse, qkv_scale_ptr, output_scale_ptr, FORMAT: tl.constexpr):
     """Undo the values' step and, with an output step, round to 8 bits; wide: as it is."""
     if qkv_scale_ptr is not None:
-        o = o * tl.load(qkv_scale_ptr + 2)
+        o = o * value_step
     if output_scale_ptr is not None:
-        o = round_to_8_bits(o * inverse_step(tl.load(output_scale_ptr)), FORMAT)
+        wide: tl.constexpr = qkv_scale_ptr is None  # int8 values and their steps are finite
+        o = round_to_8_bits(o * inverse, FORMAT, wide)
     return o
 
 

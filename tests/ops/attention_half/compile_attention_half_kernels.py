@@ -22,14 +22,11 @@ MULTIPROCESSORS = {80: 108, 86: 82, 89: 58, 90: 132}
 
 #: (form, version of Swin, channels, heads, map side) that each generation compiles: its extremes.
 SELECTED = {
-    80: (("heads", 1, 96, 3, 56), ("window", 1, 192, 6, 28)),
-    86: (("heads", 1, 384, 12, 14), ("window", 1, 128, 4, 56)),
+    80: (("heads", 1, 96, 3, 56),),
+    86: (("window", 1, 128, 4, 56),),
     89: (("window", 2, 96, 3, 64),),
-    90: (
-        ("heads", 1, 512, 16, 14), ("heads", 1, 768, 24, 7), ("window", 1, 96, 3, 56),
-        ("window", 2, 96, 3, 64),
-    ),
-}  # fmt: skip
+    90: (("heads", 1, 512, 16, 14), ("heads", 1, 768, 24, 7), ("window", 1, 96, 3, 56)),
+}
 
 
 def empty(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -78,11 +78,11 @@ def test_head_groups(name, dtype, randn):
 WHOLE_WINDOWS = {
     "shifted, two images": (
         {"batch": 2, "map_size": (7, 14), "channels": 48, "heads": 3},
-        WholeWindowConfig(),
+        WholeWindowConfig(num_stages=2),
     ),
     "padded map by the copy engine": (
         {"map_size": (5, 9), "window": (4, 4), "shift": (2, 2), "channels": 48, "heads": 3},
-        WholeWindowConfig(tma=True),
+        WholeWindowConfig(num_stages=2, tma=True),
     ),
     "one part of columns, no shift, no offset": (
         {"map_size": (6, 10), "window": (3, 5), "shift": (0, 0), "offset": False},
@@ -95,7 +95,7 @@ WHOLE_WINDOWS = {
     "V2, two parts of columns, padded map": (
         {"map_size": (3, 6), "window": (4, 4), "shift": (2, 2), "version": 2, "channels": 48,
          "heads": 3},
-        WholeWindowConfig(tma=True),
+        WholeWindowConfig(num_stages=2, tma=True),
     ),
 }  # fmt: skip
 
@@ -163,14 +163,15 @@ def test_output_of_the_form_by_heads_is_never_its_input(randn):
     [
         ((96, 3, 144, False), "144 tokens a window exceed 64"),
         ((96, 4, 49, False), "head_dim must be one of"),
-        ((384, 12, 49, True), "384 channels exceed 256"),
+        ((384, 12, 49, True), "384 channels exceed 192"),
         ((96, 3, 49, True, 2**31), "elements an image"),
         ((96, 3, 49, True, 0, HeadGroupConfig(1)), "config must be a WholeWindowConfig"),
         ((96, 3, 49, False, 0, HeadGroupConfig(2)), "2 heads per program do not divide 3"),
         ((96, 3, 49, False, 0, HeadGroupConfig(3, 32)), "serve one head"),
         ((768, 24, 49, False, 0, HeadGroupConfig(1)), "do not stay on chip"),
+        ((96, 3, 49, True, 0, WholeWindowConfig(tma=True)), "num_stages of at least 2"),
     ],
-    ids=["tokens", "head_dim", "channels", "image", "kind", "heads", "steps", "rows"],
+    ids=["tokens", "head_dim", "channels", "image", "kind", "heads", "steps", "rows", "tma"],
 )
 def test_blockers(arguments, reason):
     assert reason in str(attention_half_blocker(*arguments))
@@ -182,8 +183,9 @@ def test_heuristics_are_legal(C, capability):
     for windows in (1, 64, 4096):
         config = default_head_group_config(windows, C, C // 32, 132, capability)
         assert attention_half_blocker(C, C // 32, 49, False, 0, config) is None
-    config = default_whole_window_config(C, capability)
-    assert config.tma == (capability >= (9, 0))
+    if C <= 256:
+        config = default_whole_window_config(C, capability)
+        assert attention_half_blocker(C, C // 32, 49, True, 0, config) is None
 
 
 @pytest.mark.gpu

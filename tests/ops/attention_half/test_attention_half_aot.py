@@ -17,8 +17,8 @@ SPILL_BYTES = {80: 64, 86: 64, 89: 64, 90: 0}
 RUNS = {capability: (str(capability),) for capability in (80, 86, 89, 90)}
 
 KERNELS = {
-    80: {"_resident_kernel", "_whole_window_kernel"},
-    86: {"_streamed_kernel", "_whole_window_kernel"},
+    80: {"_resident_kernel"},
+    86: {"_whole_window_kernel"},
     89: {"_whole_window_kernel"},
     90: {"_resident_kernel", "_streamed_kernel", "_whole_window_kernel"},
 }

@@ -44,8 +44,8 @@ def test_two_pass_causal_rows(keys, randn):
 @pytest.mark.parametrize("mask", ["none", "bool", "uint8", "float16", "float32"])
 @pytest.mark.parametrize("bias", [False, True], ids=["plain", "bias"])
 def test_window_shapes_with_bias_and_mask(bias, mask, dtype, randn):
-    windows, heads, n = 2, 3, 7
-    x = randn(3, windows, heads, n, n, dtype=dtype, spread=3).requires_grad_()
+    windows, heads, n = 2, 3, 5
+    x = randn(2, windows, heads, n, n, dtype=dtype, spread=3).requires_grad_()
     mask_of = {
         "none": None,
         "bool": randn(windows, 1, n, n) > 0.8,
@@ -120,15 +120,15 @@ def test_expanded_scores(randn):
     )
 
 
-@pytest.mark.parametrize("steps", [1, 2, 3, 5])
+@pytest.mark.parametrize("steps", [1, 2, 5])
 @pytest.mark.parametrize("rows", [2, 8])
 def test_any_cut_gives_the_same_result(rows, steps, randn):
-    x, bias = randn(5, 3, 4, 12), randn(3, 4, 12)
+    x, bias = randn(5, 2, 3, 12), randn(2, 3, 12)
     config = SoftmaxConfig(rows, 8, 1, steps=steps)
     y = masked_softmax_fwd(x, bias, None, None, 1.0, False, config=config)
     want = masked_softmax(x, bias=bias, impl="reference")
     assert torch.allclose(y, want, atol=1e-6)
-    grad = randn(5, 3, 4, 12)
+    grad = randn(5, 2, 3, 12)
     dx, dbias, _ = masked_softmax_bwd(
         grad, y, bias, None, None, 1.0, False, (True, True, False), config=config
     )

@@ -22,7 +22,7 @@ from fastswin.ops.quantized_linear.reference import product_ref
 from fastswin.quant import calibrate
 from fastswin.quant.convert import integer_product, quantize_linear
 from fastswin.quant.layers import quant_layers
-from fastswin.testing.steps import steps_apart, within_one_step
+from fastswin.testing.steps import beyond_one_step, steps_apart, within_one_step
 
 GPU = torch.cuda.is_available()
 FORMATS = {"int8": torch.int8} | ({"fp8": torch.float8_e4m3fn} if GPU else {})
@@ -45,7 +45,8 @@ def assert_right(found: torch.Tensor, wanted: torch.Tensor, format: str) -> None
     assert (found.dtype, found.shape) == (wanted.dtype, wanted.shape)
     if found.dtype in FORMATS.values():
         off = steps_apart(found, wanted)
-        assert within_one_step(found, wanted)
+        far = beyond_one_step(found, wanted)
+        assert within_one_step(found, wanted), f"off by {far:.1e} of the RMS"
         assert (off > 0).float().mean().item() <= STEPS_OFF[format]
     elif format == "int8":  # one rounding of the result, GELU to half of another
         eps = torch.finfo(found.dtype).eps

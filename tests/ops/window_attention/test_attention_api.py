@@ -110,10 +110,10 @@ def test_dropout_is_replayable_and_unbiased(randn):
     first = ops.window_attention(**made, dropout_seed=3, **options)
     assert torch.equal(first, ops.window_attention(**made, dropout_seed=3, **options))
     assert not torch.equal(first, ops.window_attention(**made, dropout_seed=4, **options))
-    mean = torch.stack(
-        [ops.window_attention(**made, dropout_seed=s, **options) for s in range(400)]
-    ).mean(0)
-    plain = ops.window_attention(**made, impl="reference")
+    made["qkv"] = made["qkv"].expand(50, -1, -1, -1)  # each image draws its own weights
+    draws = [ops.window_attention(**made, dropout_seed=s, **options) for s in range(8)]
+    mean = torch.cat(draws).mean(0)
+    plain = ops.window_attention(**(made | {"qkv": made["qkv"][:1]}), impl="reference")[0]
     assert (mean - plain).abs().mean() < 0.1 * plain.abs().mean() + 0.05
 
 
@@ -128,7 +128,10 @@ def test_opcheck(case, randn):
         (made["qkv"], packed, scale, made["qkv_bias"], 0.25, case.num_heads, window, shift, False),
         test_utils=("test_schema", "test_faketensor"),
     )
-    q = randn(4, 2, 9, 16)
+
+
+def test_opcheck_of_windows_that_are_cut_already(randn):
+    q = randn(2, 2, 9, 16)
     packed = pack_bias(None, 2, (3, 3), (0, 0), q.device)
     torch.library.opcheck(
         register.window_attention_partitioned_fwd,
