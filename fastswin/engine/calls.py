@@ -232,7 +232,7 @@ def _empty_result(
     if function in (operators.quantize, operators.quantize_per_token):
         dtype = args[-1]
     if function is operators.add_split_k:
-        dtype = args[1].dtype
+        dtype = kwargs.get("out_dtype") or args[1].dtype
     if function is operators.split_k_linear:
         config = kwargs.get("config") or _split_k_heuristic(x, args[1])
         return x.new_empty((config.splits, *x.shape[:-1], args[1].shape[0]), dtype=torch.float32)

@@ -30,8 +30,8 @@ def open_model(
         pretrained: whether a published name gets its weights or random ones.
 
     Returns:
-        A model of its own, on the CPU and in evaluation mode; the description; normalised images ``[8, C, h, w]`` of the
-        shipped test set for a shipped model, else None.
+        A model of its own, on the CPU and in evaluation mode; the description; normalised images
+        ``[8, C, h, w]`` of the shipped test set for a shipped model, else None.
 
     Raises:
         TypeError: not a name, path or module.

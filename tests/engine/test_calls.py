@@ -89,7 +89,7 @@ def test_every_operator_of_the_forward_pass_has_a_shape_rule():
     kernels = set(OPERATORS.values()) - references
     quantized = {  # test_quantized_engine.py compares theirs
         operators.quantized_linear, operators.quantize, operators.quantize_per_token,
-        operators.layer_norm_per_token, operators.library_linear,
+        operators.layer_norm_per_token, operators.library_linear, operators.quantized_mlp,
     }  # fmt: skip
     # the tiny model has too few rows for the fused MLP, a CPU takes no small-batch forms
     small = {operators.merge_neighbours, operators.norm_pool_head}

@@ -23,11 +23,13 @@ from quantized_cases import (
 from fastswin import quant
 from fastswin.engine import Engine, operators
 from fastswin.engine.calls import record_calls
+from fastswin.engine.forward import bind
 from fastswin.engine.quantized import mix
 from fastswin.engine.quantized.formats import BlockFormats, LayerFormat, StageFormats
 from fastswin.engine.quantized.library import library_affine
 from fastswin.engine.quantized.prepare import LayerForms
 from fastswin.ops.quantized_linear.ordering import restore_rows
+from fastswin.ops.split_k.config import SplitKConfig
 from fastswin.quant import QuantizationError, QuantizedSwin
 from fastswin.quant.layers import quant_layers
 
@@ -404,6 +406,28 @@ def test_the_mlp_in_one_kernel(monkeypatch):
     assert offsets[0][0].norm2 is not None
     assert engine._plans.bound(3, (16, 24)).stage_end == (None, None)
     assert "in one kernel" in str(engine.report(3))
+
+
+def test_few_rows_cut_fc2_along_k():
+    """8-bit slices, joined by the LayerNorm that rounds for the next qkv, or alone at the end."""
+    case = make_case(1, image_size=(16, 24), embed_dim=32, num_heads=(1, 2))
+    calibration = case.calibration("int8")
+    engine = Engine(
+        case.model, "int8", device="cpu", impl="triton", calibration=calibration, mix="scheme",
+        wide_dtype=torch.float16,
+    )  # fmt: skip
+    words = {"mlp": "split-k", "launch": {"fc2": SplitKConfig(2, 16, 32, 4)}}
+    plan = engine._plans.bound(3, (16, 24)).plan
+    stages = tuple(dataclasses.replace(stage, **words) for stage in plan.stages)
+    forward = engine._forward
+    bound = bind(dataclasses.replace(plan, stages=stages), forward.weights, forward.precision)
+    with torch.no_grad():
+        logits = forward.logits(case.images.half(), bound)
+        names = [call.name for call in record_calls(forward, bound, case.images.half())]
+    assert names.count("ops.split_k_linear") == 2
+    assert names.count("ops.add_split_k") == 3
+    reference = QuantizedSwin(case.model, calibration)(case.images)
+    assert relative_rms(logits, case.exact) <= 1.5 * relative_rms(reference, case.exact)
 
 
 def test_kernels_under_the_interpreter():

@@ -1,4 +1,4 @@
-"""Linear layers of tensors that lie in memory otherwise than kernels walk over it."""
+"""Linear layers, MLP and LayerNorm of tensors that lie in memory otherwise than kernels walk."""
 
 from __future__ import annotations
 
@@ -71,3 +71,31 @@ def test_a_wide_residual_does_not_widen_the_result(randn):
     assert eager.dtype == torch.float16
     oracle = ops.linear(**{k: v.double() for k, v in made.items()}, impl="reference")
     assert_close_to_oracle(kernel, eager, oracle, torch.float16)
+
+
+def test_strided_weights_of_the_mlp(randn):
+    made = {
+        "x": randn(20, 32, dtype=torch.float16),
+        "fc1_weight": randn(128, 32, dtype=torch.float16, spread=0.2),
+        "fc1_bias": randn(128),
+        "fc2_weight": randn(32, 128, dtype=torch.float16, spread=0.1),
+        "fc2_bias": randn(32),
+    }
+    expected = ops.mlp(**made, impl="triton")
+    turned = {name: made[name].t().contiguous().t() for name in ("x", "fc1_weight", "fc2_weight")}
+    assert torch.equal(ops.mlp(**(made | turned), impl="triton"), expected)
+
+
+@pytest.mark.parametrize("operator", ["mlp", "layer_norm"])
+def test_a_strided_result_of_mlp_and_layer_norm(operator, randn):
+    x = randn(4, 32, dtype=torch.float16)
+    given = [x]
+    if operator == "mlp":
+        given += [randn(*s, dtype=torch.float16) for s in ((128, 32), (128,), (32, 128), (32,))]
+    room = torch.zeros(4, 64, dtype=torch.float16, device=x.device)
+    call = getattr(ops, operator)
+    with pytest.raises(RuntimeError, match="out is not contiguous"):
+        call(*given, out=room[:, ::2], impl="triton")
+    assert not room.any()
+    assert torch.equal(call(*given, out=room[:, ::2]), call(*given, impl="reference"))
+    assert not room[:, 1::2].any()

@@ -7,6 +7,7 @@ import torch
 
 from fastswin import ops
 from fastswin.ops.split_k.config import MAX_SLICE, SplitKConfig, default_split_k_config
+from fastswin.testing.steps import steps_apart
 from fastswin.testing.tolerance import assert_close_to_oracle
 
 DTYPES = [torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
@@ -124,3 +125,46 @@ def test_bad_joins_are_refused_and_nothing_is_written(change, words):
     with pytest.raises(ValueError, match=words):
         ops.add_split_k(**given)
     assert given["stream"].abs().max() == 0
+
+
+FORMATS = {"int8": torch.int8} | (
+    {"fp8": torch.float8_e4m3fn} if torch.cuda.is_available() else {}
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("name", CASES)
+def test_slices_of_8_bits(name, format, randn):
+    """int8 sums are exact; joined, normed and rounded as the chain of single operators does."""
+    (M, N, K), config = CASES[name]
+    dtype = FORMATS[format]
+    x = ops.quantize(randn(M, K), torch.full((1,), 0.03, device=randn(1).device), dtype)
+    weight, step = ops.quantize_per_token(randn(N, K) * K**-0.5, dtype)
+    scale = step * 0.03
+    partials = ops.split_k_linear(x, weight, scale=scale, config=config, impl="triton", pdl=True)
+    wanted = ops.split_k_linear(x, weight, scale=scale, config=config, impl="reference")
+    error = 1e-6 if format == "int8" else 4e-3
+    torch.testing.assert_close(partials, wanted, rtol=error, atol=error * wanted.std().item())
+
+    stream, out_step = randn(M, N, dtype=torch.float16), torch.full_like(scale[:1], 0.04)
+    streams = [stream.clone() for _ in range(3)]
+    found, again, chain = (
+        ops.add_split_k(partials, s, norm="pre", impl=impl, output_scale=out_step, out_dtype=dtype)
+        for s, impl in zip(streams, ("triton", "triton", "reference"), strict=True)
+    )
+    assert torch.equal(found.view(torch.uint8), again.view(torch.uint8))
+    assert steps_apart(found, chain).max() <= 1
+    torch.testing.assert_close(streams[0], streams[2], rtol=1e-3, atol=1e-3)
+
+
+def test_8_bit_slices_are_refused_by_name(randn):
+    x = torch.zeros(4, 64, dtype=torch.int8)
+    with pytest.raises(ValueError, match="scale must be given for 8-bit operands"):
+        ops.split_k_linear(x, x)
+    with pytest.raises(ValueError, match=r"scale must be float32 \[4\]"):
+        ops.split_k_linear(x, x, scale=torch.ones(3))
+    partials, stream = torch.zeros(1, 4, 16), torch.zeros(4, 16)
+    with pytest.raises(ValueError, match='output_scale needs norm="pre"'):
+        ops.add_split_k(partials, stream, output_scale=torch.ones(1))
+    with pytest.raises(ValueError, match="out_dtype"):
+        ops.add_split_k(partials, stream, norm="pre", out_dtype=torch.int8)

@@ -37,13 +37,7 @@ class QuantizedForward(Forward):
         """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place."""
         formats = _formats(stage, block)
         if formats.qkv.quantized:
-            self.join(x, unjoined, stage)
-            unjoined = None
-        if formats.qkv.quantized:
-            eps = self.eps if block.norm1 is None else None
-            h, token_scale = self.quantized_input(
-                x, block.qkv, formats.qkv, offsets.norm1, eps, stage.pdl
-            )
+            h, token_scale = self.attention_input(x, block, stage, offsets.norm1, unjoined)
             stored = formats.attention != "wide"
             qkv = self.product(
                 h, block.qkv, formats.qkv, token_scale, quantize_output=stored, pdl=stage.pdl
@@ -55,6 +49,31 @@ class QuantizedForward(Forward):
             self.add_product(x, attended, block.proj, formats.proj, block.norm1, stage.pdl)
         else:
             self.project_back(x, attended, block, stage)
+
+    def attention_input(
+        self,
+        x: torch.Tensor,
+        block: PreparedBlock,
+        stage: StagePlan,
+        offset: Offset,
+        unjoined: Unjoined | None,
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """What an 8-bit qkv reads, and its steps where every token has its own.
+
+        What the block before has left is added to the stream by the LayerNorm that rounds, or,
+        where another kernel rounds, by one of its own.
+        """
+        layer = _formats(stage, block).qkv
+        scale = _steps(block.qkv).input_scale
+        if unjoined is not None and scale is not None and block.norm1 is None and offset is None:
+            h = self.ops.add_split_k(
+                unjoined.partials, x, unjoined.bias, norm="pre", eps=self.eps, output_scale=scale,
+                out_dtype=FORMAT_DTYPES[layer.format], impl="triton", pdl=stage.pdl,
+            )  # fmt: skip
+            return h, None
+        self.join(x, unjoined, stage)
+        eps = self.eps if block.norm1 is None else None
+        return self.quantized_input(x, block.qkv, layer, offset, eps, stage.pdl)
 
     def quantized_attention(
         self, qkv: torch.Tensor, block: PreparedBlock, stage: StagePlan
@@ -109,11 +128,23 @@ class QuantizedForward(Forward):
             h = self.ops.quantize(
                 h, reader.input_scale, FORMAT_DTYPES[fc2.format], impl=_impl(fc2), pdl=stage.pdl
             )
+        if fc2.quantized and stage.mlp == "split-k" and self.is_cut(block, fc2):
+            forms = cast(LayerForms, block.fc2)
+            partials = self.ops.split_k_linear(
+                h, forms.packed, scale=forms.steps.scale, impl="triton",
+                config=stage.launch.get("fc2"), pdl=stage.pdl,
+            )  # fmt: skip
+            return Unjoined(partials, forms.steps.bias)
         if fc2.quantized:
             self.add_product(x, h, block.fc2, fc2, block.norm2, stage.pdl)
         else:
             self.shrink(x, h, block, formats.endings(stage.proj, stage.mlp)[1], pdl=stage.pdl)
         return None
+
+    def is_cut(self, block: PreparedBlock, layer: LayerFormat) -> bool:
+        """Whether fc2 of few rows may be cut along K: V1, its result wide."""
+        wide = _steps(block.fc2).output_scale is None
+        return block.norm2 is None and layer.backend == "triton" and wide
 
     def fused_mlp(self, x: torch.Tensor, block: PreparedBlock, offset: Offset) -> None:
         """``x += offset + mlp(norm2(x + offset))`` in one 8-bit kernel, in place."""

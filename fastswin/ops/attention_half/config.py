@@ -108,6 +108,8 @@ def default_whole_window_config(C: int, capability: tuple[int, int]) -> WholeWin
     """
     if capability[0] not in (9, 10):
         return WholeWindowConfig(num_warps=4 if C <= 96 else 8, num_stages=2)
+    if C > 128:  # spills otherwise, and two programs are all that fit in any case
+        return WholeWindowConfig(num_stages=2, tma=True)
     return WholeWindowConfig(num_stages=1, max_registers=168 if C <= 96 else 0)
 
 

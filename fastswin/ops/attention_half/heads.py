@@ -143,9 +143,9 @@ def _resident_kernel(
         qa, qb, qc = load_strip(weight_ptr, first, D, WIDTH, PARTS)
         ka, kb, kc = load_strip(weight_ptr, C + first, D, WIDTH, PARTS)
         va, vb, vc = load_strip(weight_ptr, 2 * C + first, D, WIDTH, PARTS)
-        bias = tl.load(bias_ptr + first_head * (NP * NP) + pair)
     else:
         prefetch_l2(weight_ptr, 3 * C * C, 512, PDL)
+    prefetch_l2(bias_ptr + first_head * (NP * NP), HEADS * NP * NP, 64, PDL)
     wait_for_previous(PDL)
     xa, xb, xc = load_parts(x_ptr, at, live, WIDTH, PARTS)
     mean = 0.0
@@ -160,6 +160,7 @@ def _resident_kernel(
         total, square = _sums(fa, fb, fc, pivot, PARTS)
         mean, rstd = _mean_and_rstd(total, square, pivot, live, eps, C)
     if HEADS == 1:
+        bias = tl.load(bias_ptr + first_head * (NP * NP) + pair)
         q = multiply(xa, xb, xc, qa, qb, qc, PARTS)
         q = _finish(q, vectors_ptr, pad_ptr, first + d, mean, rstd, padded, C, DTYPE, NORMALIZE,
                     HAS_OFFSET, HAS_PAD)  # fmt: skip

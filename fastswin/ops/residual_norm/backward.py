@@ -25,6 +25,7 @@ from fastswin.ops.residual_norm.config import (
     num_warps,
     rows_per_tile,
 )
+from fastswin.ops.residual_norm.forward import image_scale
 from fastswin.ops.residual_norm.register import NO_NORM, NORM_BRANCH, Tensors5
 
 
@@ -46,6 +47,7 @@ def _residual_norm_bwd_kernel(
     SUMS: tl.constexpr, NORM: tl.constexpr, HAS_D_STREAM: tl.constexpr, HAS_WEIGHT: tl.constexpr,
     HAS_Z_BIAS: tl.constexpr, HAS_SCALE: tl.constexpr, DX: tl.constexpr, DBRANCH: tl.constexpr,
     DAFFINE: tl.constexpr, DBRANCH_BIAS: tl.constexpr, NUM_STAGES: tl.constexpr,
+    WIDE: tl.constexpr,
 ):  # fmt: skip
     """Program p walks over the row tiles p, p + G, p + 2 G, ... of G programs."""
     p = tl.program_id(0)
@@ -75,8 +77,7 @@ def _residual_norm_bwd_kernel(
         db = tl.zeros([BLOCK_M, CBP], tl.float32)
         scale = tl.full([BLOCK_M, 1], 1.0, tl.float32)
         if HAS_SCALE:
-            factor = tl.load(scale_ptr + row // rows_per_image, mask=valid, other=0.0)
-            scale = factor.to(tl.float32)[:, None]
+            scale = image_scale(scale_ptr, row, rows_per_image, valid, WIDE)
         if HAS_D_STREAM:
             da = tl.load(d_stream_ptr + at_a, mask=ma, other=0.0).to(tl.float32)
             if CB > 0:
@@ -238,7 +239,7 @@ def residual_norm_bwd(
         HAS_D_STREAM=d_stream is not None, HAS_WEIGHT=weight is not None,
         HAS_Z_BIAS=z_bias is not None and norm == NORM_BRANCH,
         HAS_SCALE=branch_scale is not None, DX=need_dx, DBRANCH=need_branch,
-        DAFFINE=need_affine, DBRANCH_BIAS=need_branch_bias, NUM_STAGES=3,
+        DAFFINE=need_affine, DBRANCH_BIAS=need_branch_bias, NUM_STAGES=3, WIDE=M >= 2**31,
         num_warps=num_warps(C),
     )  # fmt: skip
     if need_affine or need_branch_bias:

@@ -15,6 +15,8 @@ from fastswin._triton.available import (
 )
 from fastswin._triton.device import multiprocessor_count
 from fastswin.ops.linear.config import why_no_one_shot
+from fastswin.ops.quantize.checks import check_steps, resolve_output, why_not_format
+from fastswin.ops.quantize.reference import LARGEST
 from fastswin.ops.split_k.config import (
     MAX_SPLITS,
     SplitKConfig,
@@ -34,6 +36,7 @@ def split_k_linear(
     x: torch.Tensor,
     weight: torch.Tensor,
     *,
+    scale: torch.Tensor | None = None,
     impl: Impl = "auto",
     config: SplitKConfig | None = None,
     pdl: bool = False,
@@ -41,8 +44,9 @@ def split_k_linear(
     """``x @ weight.T`` as the products of slices of K, not added yet: for few rows and long sums.
 
     Args:
-        x: ``[..., K]``, half precision for Triton.
+        x: ``[..., K]``, half precision for Triton, or int8 or float8_e4m3fn with ``scale``.
         weight: ``[N, K]`` in x's dtype, as torch.nn.Linear stores it.
+        scale: fp32 ``[N]``, input step times weight step of 8-bit operands.
         impl: "auto", "triton" or "reference".
         config: slices and tiles; None takes the heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
@@ -60,15 +64,20 @@ def split_k_linear(
         raise ValueError(f"x must be [..., {K}] like weight's rows, got {tuple(x.shape)}")
     if weight.dtype != x.dtype:
         raise ValueError(f"weight must be {x.dtype} like x, got {weight.dtype}")
+    narrow = x.dtype in LARGEST
+    if narrow != (scale is not None):
+        raise ValueError(f"scale must be given for 8-bit operands and only there: {x.dtype}")
+    if scale is not None and (tuple(scale.shape) != (N,) or scale.dtype != torch.float32):
+        raise ValueError(f"scale must be float32 [{N}], got {scale.dtype} {tuple(scale.shape)}")
     if blocker := split_k_blocker(K) if config is None else config_blocker(config, K):
         raise ValueError(f"weight: {blocker}" if config is None else f"config: {blocker}")
     chosen = choose_impl(
         impl,
         "split_k_linear",
         [
-            why_not_triton(x.device, x.dtype),
+            why_not_triton(x.device, torch.float16 if narrow else x.dtype),
             why_no_gradient(x, weight),
-            why_not_half(x.dtype),
+            why_not_format(x.device, x.dtype) if narrow else why_not_half(x.dtype),
             why_no_one_shot(x.device),
         ],
     )
@@ -77,10 +86,10 @@ def split_k_linear(
         config = default_split_k_config(rows, N, K, multiprocessor_count(x.device))
     assert config is not None  # split_k_blocker was asked
     if chosen == "reference":
-        return split_k_linear_ref(x, weight, config.splits)
+        return split_k_linear_ref(x, weight, config.splits, scale)
     from fastswin.ops.split_k.forward import split_k_linear_fwd
 
-    return split_k_linear_fwd(x, weight, config, pdl)
+    return split_k_linear_fwd(x, weight, config, pdl, scale)
 
 
 def add_split_k(
@@ -92,6 +101,8 @@ def add_split_k(
     norm_weight: torch.Tensor | None = None,
     norm_bias: torch.Tensor | None = None,
     eps: float = 1e-5,
+    output_scale: torch.Tensor | None = None,
+    out_dtype: torch.dtype | None = None,
     impl: Impl = "auto",
     pdl: bool = False,
 ) -> torch.Tensor | None:
@@ -112,13 +123,15 @@ def add_split_k(
         norm: where a LayerNorm stands: of V1's next half block ("pre"), of V2's branch ("post").
         norm_weight, norm_bias: ``[C]`` of the "post" norm; None is ones and zeros.
         eps: added to the variance.
+        output_scale: fp32 ``[1]`` with "pre": the norm is stored in 8 bits with this step.
+        out_dtype: with ``output_scale``, ``torch.int8`` (None) or ``torch.float8_e4m3fn``.
         impl: "auto", "triton" or "reference".
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
-            ``bias``, ``norm_weight`` or ``norm_bias``.
+            ``bias``, ``norm_weight``, ``norm_bias`` or ``output_scale``.
 
     Returns:
-        With "pre" the normalised stream ``[..., C]``, rounded to its dtype only after the norm of
-        the unrounded sum; else None.
+        With "pre" the normalised stream ``[..., C]``, rounded to its dtype or to 8 bits only after
+        the norm of the unrounded sum; else None.
 
     Raises:
         ValueError: a shape or choice does not fit; the message names the argument.
@@ -144,6 +157,13 @@ def add_split_k(
             raise ValueError(f"{name} must be [{C}], got {tuple(vector.shape)}")
     if norm != "post" and (norm_weight is not None or norm_bias is not None):
         raise ValueError(f'norm_weight and norm_bias need norm="post", got {norm!r}')
+    stored = resolve_output(output_scale, out_dtype, stream.dtype)
+    if output_scale is not None:
+        check_steps(output_scale, "output_scale", stream, C, parts=(1,))
+        if norm != "pre":
+            raise ValueError(f'output_scale needs norm="pre", got {norm!r}')
+    elif stored != stream.dtype:
+        raise ValueError(f"out_dtype must be None or {stream.dtype} without output_scale")
     chosen = choose_impl(
         impl,
         "add_split_k",
@@ -151,10 +171,15 @@ def add_split_k(
             why_not_triton(stream.device, stream.dtype),
             why_no_gradient(partials, stream, bias, norm_weight, norm_bias),
             f"{C} channels exceed {MAX_CHANNELS}" if C > MAX_CHANNELS else None,
+            None if output_scale is None else why_not_format(stream.device, stored),
         ],
     )
     if chosen == "reference":
-        return add_split_k_ref(partials, stream, bias, norm, norm_weight, norm_bias, eps)
+        return add_split_k_ref(
+            partials, stream, bias, norm, norm_weight, norm_bias, eps, output_scale, stored
+        )
     from fastswin.ops.split_k.forward import add_split_k_fwd
 
-    return add_split_k_fwd(partials, stream, bias, norm, norm_weight, norm_bias, eps, pdl)
+    return add_split_k_fwd(
+        partials, stream, bias, norm, norm_weight, norm_bias, eps, pdl, output_scale, stored
+    )

@@ -21,7 +21,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
-from fastswin._triton.math import normalize_rows
+from fastswin._triton.math import inverse_step, normalize_rows, round_to_8_bits
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2, split_columns
 from fastswin.ops.split_k.config import NUM_WARPS, SplitKConfig, join_rows
@@ -31,9 +31,12 @@ from fastswin.ops.split_k.config import NUM_WARPS, SplitKConfig, join_rows
 def _split_k_linear_kernel(
     x_ptr, weight_ptr, out_ptr, M,
     N: tl.constexpr, K: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
-    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr,
+    BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr, scale_ptr=None,
 ):  # fmt: skip
-    """One program per slice (axis 1) and output tile (axis 0, columns fastest)."""
+    """One program per slice (axis 1) and output tile (axis 0, columns fastest).
+
+    8-bit products, int8's exact in int32, come with the factor of each column at ``scale_ptr``.
+    """
     launch_dependents(PDL)
     tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     part = tl.program_id(1)
@@ -52,9 +55,12 @@ def _split_k_linear_kernel(
     a = tl.load(x_at + ka, mask=valid, other=0.0)
     if KB > 0:
         b = tl.load(x_at + kb, mask=valid, other=0.0)
-    y = tl.dot(a, tl.trans(wa))
+    sums: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
+    y = tl.dot(a, tl.trans(wa), out_dtype=sums)
     if KB > 0:
-        y = tl.dot(b, tl.trans(wb), y)
+        y = tl.dot(b, tl.trans(wb), y, out_dtype=sums)
+    if scale_ptr is not None:
+        y = y.to(tl.float32) * tl.load(scale_ptr + col, mask=col < N, other=0.0)[None, :]
     at = (part.to(tl.int64) * M + row[:, None]) * N + col[None, :]
     tl.store(out_ptr + at, y, mask=valid & (col < N)[None, :])
 
@@ -85,8 +91,13 @@ def _add_split_k_kernel(
     C: tl.constexpr, CA: tl.constexpr, CB: tl.constexpr, S: tl.constexpr, BLOCK_M: tl.constexpr,
     PRE: tl.constexpr, POST: tl.constexpr, HAS_BIAS: tl.constexpr,
     HAS_NORM_WEIGHT: tl.constexpr, HAS_NORM_BIAS: tl.constexpr, PDL: tl.constexpr,
+    output_scale_ptr=None,
 ):  # fmt: skip
-    """One program per BLOCK_M rows; columns in parts CA (padded when CB == 0) and CB."""
+    """One program per BLOCK_M rows; columns in parts CA (padded when CB == 0) and CB.
+
+    The norm in front of a product ("pre") is stored in 8 bits with the step at
+    ``output_scale_ptr``.
+    """
     launch_dependents(PDL)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     first = row.to(tl.int64)[:, None] * C
@@ -95,6 +106,9 @@ def _add_split_k_kernel(
     cb = CA + tl.arange(0, CB if CB > 0 else 16)[None, :]
     ma = (row < M)[:, None] & (ca < C)
     mb = (row < M)[:, None] & (cb < C)
+    inverse = 1.0
+    if output_scale_ptr is not None:
+        inverse = inverse_step(tl.load(output_scale_ptr))
     wait_for_previous(PDL)
     a = _joined(partials_ptr, bias_ptr, first + ca, size, ca, ma, S, HAS_BIAS)
     x = tl.load(stream_ptr + first + ca, mask=ma, other=0.0).to(tl.float32)
@@ -120,17 +134,25 @@ def _add_split_k_kernel(
             a = x + _affine(
                 a, norm_weight_ptr, norm_bias_ptr, ca, ca < C, HAS_NORM_WEIGHT, HAS_NORM_BIAS
             )
+        if output_scale_ptr is not None:
+            a = round_to_8_bits(a * inverse, out_ptr.dtype.element_ty)
         tl.store(out_ptr + first + ca, a.to(out_ptr.dtype.element_ty), mask=ma)
         if CB > 0:
             if POST:
                 b = z + _affine(
                     b, norm_weight_ptr, norm_bias_ptr, cb, cb < C, HAS_NORM_WEIGHT, HAS_NORM_BIAS
                 )
+            if output_scale_ptr is not None:
+                b = round_to_8_bits(b * inverse, out_ptr.dtype.element_ty)
             tl.store(out_ptr + first + cb, b.to(out_ptr.dtype.element_ty), mask=mb)
 
 
 def split_k_linear_fwd(
-    x: torch.Tensor, weight: torch.Tensor, config: SplitKConfig, pdl: bool = False
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    config: SplitKConfig,
+    pdl: bool = False,
+    scale: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the product on ``x [..., K]``; returns ``[splits, ..., N]`` fp32."""
     N, K = weight.shape
@@ -145,7 +167,7 @@ def split_k_linear_fwd(
     with on_device(x.device):
         _split_k_linear_kernel[grid](
             x, weight, out, M, N=N, K=K, KA=columns[0], KB=columns[1], BLOCK_M=config.block_m,
-            BLOCK_N=config.block_n, num_warps=config.num_warps,
+            BLOCK_N=config.block_n, scale_ptr=scale, num_warps=config.num_warps,
             **pdl_options(pdl, device_capability(x.device)),
         )  # fmt: skip
     return out
@@ -160,10 +182,12 @@ def add_split_k_fwd(
     norm_bias: torch.Tensor | None,
     eps: float,
     pdl: bool = False,
+    output_scale: torch.Tensor | None = None,
+    dtype: torch.dtype | None = None,
 ) -> torch.Tensor | None:
     """Launch the joining kernel on contiguous tensors; see the public function."""
     C = stream.shape[-1]
-    out = torch.empty_like(stream) if norm == "pre" else None
+    out = torch.empty_like(stream, dtype=dtype) if norm == "pre" else None
     if stream.numel() == 0:
         return out
     M = stream.numel() // C
@@ -178,6 +202,7 @@ def add_split_k_fwd(
             C=C, CA=columns[0], CB=columns[1], S=partials.shape[0], BLOCK_M=block_m,
             PRE=norm == "pre", POST=norm == "post", HAS_BIAS=bias is not None,
             HAS_NORM_WEIGHT=norm_weight is not None, HAS_NORM_BIAS=norm_bias is not None,
-            num_warps=NUM_WARPS, **pdl_options(pdl, device_capability(stream.device)),
+            output_scale_ptr=output_scale, num_warps=NUM_WARPS,
+            **pdl_options(pdl, device_capability(stream.device)),
         )  # fmt: skip
     return out

@@ -164,12 +164,43 @@ def test_library_on_a_cpu_is_refused_with_the_reason():
         (FP8, torch.float32, {}, "out_dtype float32 is not one of"),
         (FP8, FP8, {"K": 24}, "24 input channels in fp8 are not a multiple of 16"),
         (FP8, None, {"N": 15}, "15 output channels in fp8 are not a multiple of 16"),
+        (torch.float16, None, {"K": 0}, "a product without input channels"),
     ],
-    ids=["fp32", "mixed", "fp16-to-fp8", "fp8-to-fp32", "input", "output"],
+    ids=["fp32", "mixed", "fp16-to-fp8", "fp8-to-fp32", "input", "output", "no-input"],
 )
 def test_formats_without_a_kernel_have_a_reason(dtype, out_dtype, sizes, reason):
     found = library_linear_blocker(torch.device("cuda"), dtype, out_dtype, **sizes)
     assert reason in found
+
+
+def test_a_product_without_input_channels_is_the_bias():
+    bias = operand((5,), torch.float16, 3)
+    y = ops.library_linear(torch.ones(2, 3, 0).half(), torch.ones(5, 0).half(), bias)
+    assert torch.equal(y, bias.expand(2, 3, 5))
+
+
+@pytest.mark.parametrize("shape", [(), (1, 1, 1)], ids=["number", "three-axes"])
+def test_shapes_of_one_factor_do_not_become_the_results(shape):
+    x, weight = operand((4, 32), FP8, 1), operand((16, 32), FP8, 2)
+    expected, found = (
+        ops.library_linear(
+            x, weight, scale=torch.full(size, 0.5), output_inverse=torch.full(size, 2.0),
+            out_dtype=FP8,
+        )
+        for size in ((1,), shape)
+    )  # fmt: skip
+    assert found.shape == (4, 16)
+    assert torch.equal(found.float(), expected.float())
+
+
+def test_a_factor_a_channel_may_be_a_column():
+    x, weight = operand((16, 32), FP8, 1), operand((16, 32), FP8, 2)
+    factors, rows = torch.arange(1.0, 17.0), torch.ones(16)
+    expected, found = (
+        ops.library_linear(x, weight, scale=scale, row_scale=rows, out_dtype=torch.float16)
+        for scale in (factors, factors[:, None])
+    )
+    assert torch.equal(found, expected)
 
 
 def test_odd_channels_in_fp8_fall_back_to_the_reference():

@@ -19,6 +19,8 @@ from fastswin.ops.patch_merging.forward import gather_neighbours_fwd
 from fastswin.ops.quantize.forward import quantize_fwd, quantize_per_token_fwd
 from fastswin.ops.quantized_linear import forward as linear
 from fastswin.ops.quantized_mlp import forward as quantized_mlp
+from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config
+from fastswin.ops.split_k.forward import add_split_k_fwd, split_k_linear_fwd
 from fastswin.ops.window_attention import forward as attention
 from fastswin.ops.window_attention.config import padded_tokens
 from fastswin.testing.aot import compile_launch, record_launches
@@ -115,6 +117,14 @@ def few_rows(dtype: torch.dtype) -> None:
     gather_neighbours_fwd(x, 1e-5, None, empty(1), dtype, pdl=True)
     quantize_fwd(x, empty(1), dtype, None, pdl=True)
     quantize_per_token_fwd(x, dtype, pdl=True)
+    for M, C, cut in ((196, 384, SplitKConfig(3, 64, 64, 4)), (49, 1536, None)):
+        cut = cut or default_split_k_config(M, C, 4 * C, MULTIPROCESSORS[90])
+        hidden, fc2 = empty(M, 4 * C, dtype=dtype), empty(C, 4 * C, dtype=dtype)
+        partials = split_k_linear_fwd(hidden, fc2, cut, pdl=True, scale=empty(C))
+        add_split_k_fwd(
+            partials, empty(M, C, dtype=HALF), empty(C), "pre", None, None, 1e-5, pdl=True,
+            output_scale=empty(1), dtype=dtype,
+        )  # fmt: skip
 
 
 def run_as(capability: int) -> contextlib.ExitStack:

@@ -22,7 +22,10 @@ KERNELS = {
 
 LARGE = {"_window_attention_fwd_kernel", "_quantized_linear_kernel", "_quantized_mlp_kernel"}
 
-HOPPER = {"_quantized_linear_tma_kernel", "_window_attention_fwd_online_kernel"}
+HOPPER = {
+    "_quantized_linear_tma_kernel", "_window_attention_fwd_online_kernel",
+    "_split_k_linear_kernel", "_add_split_k_kernel",
+}  # fmt: skip
 
 #: Kernels of many rows only: not launched before their predecessor is done.
 ALONE = {"_quantized_mlp_kernel", "_window_attention_fwd_online_kernel"}
