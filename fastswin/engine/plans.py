@@ -83,9 +83,11 @@ class Plans:
 
     def _plan(self, batch: int, size: tuple[int, int]) -> ModelPlan:
         forward, ranges = self.forward, self._ranges
+        # an attention half in one kernel is half precision, which only the mix "auto" may prefer
+        fused = None if ranges is None or self._mix == "auto" else {}
         plan = make_plan(
             forward.config, batch, size, self._device, forward.precision, self._impl, self._table,
-            False if ranges is not None else self._pdl, None if ranges is None else {},
+            self._pdl, fused,
         )  # fmt: skip
         if ranges is not None:
             plan = quantize_plan(plan, forward.config, ranges, self._mix, forward.weights)

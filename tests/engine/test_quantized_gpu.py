@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 
 import pytest
 import torch
@@ -12,6 +13,7 @@ from swin_references import perturb
 
 from fastswin import quant
 from fastswin.engine import Engine
+from fastswin.engine.forward import bind
 from fastswin.models import create_model
 from fastswin.quant import QuantizedSwin
 
@@ -145,6 +147,27 @@ def test_warmup_compiles_what_calls_launch(small):
     finally:
         hooks.jit_post_compile_hook = before
     assert compiled == []
+
+
+@pytest.mark.parametrize("mix", ["auto", "scheme"])
+@pytest.mark.parametrize("precision", ["int8", "int8_mode1", "fp8"])
+def test_programmatic_launch_changes_no_bit(case, precision, mix):
+    """Batch 1: kernels that begin before their predecessor is done, three times, in a stream."""
+    engine = case.engine(precision, mix=mix, pdl=True)
+    images = case.images[:1].to(engine.dtype)
+    bound = engine._plans.bound(1, case.model.config.image_size)
+    ahead = bound.plan
+    assert ahead.pdl
+    stages = tuple(dataclasses.replace(stage, pdl=False) for stage in ahead.stages)
+    forward = engine._forward
+    plain = bind(
+        dataclasses.replace(ahead, pdl=False, stages=stages), forward.weights, forward.precision
+    )
+    with torch.no_grad(), engine.own_numerics():
+        wanted = forward.logits(images, plain)
+        for _ in range(3):
+            assert torch.equal(forward.logits(images, bound), wanted)
+    assert torch.equal(engine(images), wanted)
 
 
 def test_bf16_stream(small):

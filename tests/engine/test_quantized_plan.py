@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fastswin.engine import plan as planning
+from fastswin.engine.fused_attention import FusedRange
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.quantized.plan import quantize_plan
@@ -33,19 +34,24 @@ def imagined(config, scheme):
     return Calibration(scheme, layers, "", 1)
 
 
-def planned(name, batch, scheme="int8", mix="auto", pdl=False):
+def planned(name, batch, scheme="int8", mix="auto", pdl=False, fused_attention=None):
     config = find_variant(name)
     scheme = PRESETS[scheme] if isinstance(scheme, str) else scheme
     multiprocessors = mock.patch.object(planning, "multiprocessor_count", return_value=132)
     with multiprocessors:
         plan = make_plan(
-            config, batch, config.image_size, CPU, PRECISIONS["fp16"], "triton", pdl=pdl
-        )
+            config, batch, config.image_size, CPU, PRECISIONS["fp16"], "triton", pdl=pdl,
+            fused_attention=fused_attention or {},
+        )  # fmt: skip
     return quantize_plan(plan, config, imagined(config, scheme), mix)
 
 
 def formats(plan, stage, block=0):
-    found = plan.stages[stage].formats.blocks[block]
+    return formats_of(plan.stages[stage], block)
+
+
+def formats_of(stage, block=0):
+    found = stage.formats.blocks[block]
     return {name: getattr(found, name).format for name in ("qkv", "proj", "fc1", "fc2")}
 
 
@@ -113,6 +119,16 @@ def test_the_scheme_itself_at_every_batch(batch):
     plan = planned(TINY, batch, mix="scheme", pdl=batch == 1)
     for stage in range(4):
         assert set(formats(plan, stage).values()) == {"int8"}
+
+
+@pytest.mark.parametrize("form", ["heads", "window"])
+def test_an_attention_half_in_one_kernel_is_half_precision(form):
+    table = {(1, 96): (FusedRange(form),)}
+    stages = planned(TINY, 32, fused_attention=table).stages
+    assert set(formats_of(stages[0]).values()) == {"wide"}
+    assert stages[0].endings(0)[0] == ("inside" if form == "window" else "library")
+    assert "one kernel" in stages[0].reasons["qkv format"]
+    assert stages[1].formats.blocks[0].qkv.format == "int8"
 
 
 def test_overrides_of_single_layers():

@@ -35,6 +35,9 @@ class QuantizedForward(Forward):
         unjoined: Unjoined | None = None,
     ) -> None:
         """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place."""
+        if stage.attention == "fused":
+            super().attention_half(x, block, stage, offsets, unjoined)
+            return
         formats = _formats(stage, block)
         if formats.qkv.quantized:
             h, token_scale = self.attention_input(x, block, stage, offsets.norm1, unjoined)

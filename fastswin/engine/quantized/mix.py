@@ -50,8 +50,8 @@ NARROW_PROJ_ROWS = {192: 50_000}
 
 #: Widest stage of few rows that stays wide. Both forms take as many launches (LayerNorm is one of
 #: its own from 129 channels up, fc2 is cut along K and joined by the next one) and all are launched
-#: ahead; 8 bits read half the weights: 0.4 to 0.9 us a product at 384 channels, 1 to 2 at 768. At 192
-#: channels 0.7 us a block would be gained, less than launches vary by.
+#: ahead; 8 bits read half the weights: 0.4 to 0.9 us a product at 384 channels, 1 to 2 at 768. At
+#: 192 channels 0.7 us a block would be gained, less than launches vary by.
 SMALL_STAGE_CHANNELS = 192
 
 #: Widest stage of few rows whose proj stays wide, and with it attention's output; in V2 every

@@ -169,6 +169,8 @@ class _StageChooser:
             return None
         if blocker := quantized_linear_blocker(N, K):
             return f"wide: {blocker}"
+        if self.stage.attention == "fused" and kind in ("qkv", "proj"):
+            return "wide: LayerNorm, qkv and attention are one kernel, in half precision"
         if self.mix != "auto":
             return None
         return why_wide(
