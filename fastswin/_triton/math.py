@@ -39,6 +39,14 @@ def gelu(x):
 
 
 @triton.jit
+def scaled_gelu(x, factor):
+    """``gelu(x) * factor`` with one multiplication less, for results that are stored in steps."""
+    t = _fitted_tanh(x, x * x)
+    half = x * (0.5 * factor)
+    return half + half * t
+
+
+@triton.jit
 def gelu_and_slope(x):
     """``gelu(x)``, bit for bit, and its derivative ``Phi(x) + x phi(x)``, phi the density."""
     square = x * x

@@ -13,7 +13,7 @@ from fastswin.bench.failures import describe
 from fastswin.models import find_variant
 from fastswin.ops.attention_half.config import (
     AttentionHalfConfig,
-    HeadGroupConfig,
+    HeadsConfig,
     WholeWindowConfig,
     attention_half_blocker,
     row_tile,
@@ -83,21 +83,12 @@ def candidates(half: Half) -> Iterator[tuple[str, AttentionHalfConfig]]:
     tokens = config.stage_window(half.stage)[0] * config.stage_window(half.stage)[1]
     found: list[tuple[str, AttentionHalfConfig]] = []
     if half.windows <= MOST_WINDOWS:
-        found += [("heads", HeadGroupConfig(1))]
-        if C <= 256:
-            found += [("heads", HeadGroupConfig(heads, 0, 4, stages)) for stages in (1, 2)]
-        if C >= 192:
-            found += [
-                ("heads", HeadGroupConfig(1, block_k, 4, stages))
-                for block_k, stages in ((64, 3), (64, 5), (128, 2), (128, 3), (128, 4))
-            ]
+        sizes = ((32, 3), (64, 2), (64, 3), (64, 5), (128, 2), (128, 3), (128, 4))
+        found += [("heads", HeadsConfig(block_k, 4, stages)) for block_k, stages in sizes]
     if half.windows >= FEWEST_WINDOWS and C <= WHOLE_CHANNELS:
         limits = (0, 168, 128) if C <= 128 else (0,)
-        found += [("window", WholeWindowConfig(4, 1, False, most)) for most in limits]
-        found += [
-            ("window", WholeWindowConfig(4, stages, tma))
-            for stages, tma in ((2, False), (2, True), (3, True))
-        ]
+        found += [("window", WholeWindowConfig(4, 2, False, most)) for most in limits]
+        found += [("window", WholeWindowConfig(4, stages, True)) for stages in (2, 3)]
     for form, tiles in dict.fromkeys(found):
         if attention_half_blocker(C, heads, tokens, form == "window", 0, tiles) is None:
             yield form, tiles
@@ -154,7 +145,7 @@ def launch_without_data(job: Job, dtype: torch.dtype = torch.float16) -> None:
     offset = empty(C) if job.offset else None
     pad = empty(3 * C, to=dtype)
     weight = empty(3 * C, C, to=dtype)
-    if isinstance(job.config, HeadGroupConfig):
+    if isinstance(job.config, HeadsConfig):
         heads.heads_attention_fwd(
             x, weight, empty(3, 3 * C), offset, bias, head_scale, pad, 0.2, nH, window, shift,
             None if v2 else 1e-5, config=job.config, pdl=job.pdl,

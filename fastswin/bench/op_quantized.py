@@ -127,7 +127,8 @@ def examine(
     best_us = 2e6 * layer.M * layer.N * layer.K / RATE_OPS
     record: dict[str, Any] = {
         "case": layer.case, "kind": layer.kind, "format": format,
-        "M": layer.M, "N": layer.N, "K": layer.K, "default": describe(default_config(layer, format)),
+        "M": layer.M, "N": layer.N, "K": layer.K,
+        "default": describe(default_config(layer, format)),
         "latency_us": {}, "contenders_us": {}, "notes": {},
     }  # fmt: skip
     for config in candidates(layer, format):

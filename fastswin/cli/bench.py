@@ -18,7 +18,8 @@ from fastswin.bench.backends import (
 from fastswin.bench.compile_cache import warm_compile_cache
 from fastswin.bench.contenders import COMPILED, VARIANTS
 from fastswin.bench.problems import SUITES
-from fastswin.bench.quant import make_entries, run_quant_suite
+from fastswin.bench.quant import run_quant_suite
+from fastswin.bench.quant_entries import make_entries
 from fastswin.bench.record import DEFAULT_ROOT
 from fastswin.bench.suites import choose_device, run_model_suite
 from fastswin.bench.tables import make_table

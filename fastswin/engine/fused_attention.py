@@ -35,7 +35,8 @@ class FusedRange:
 #: By (version of Swin, channels of the stage): the first range with the batch's windows counts.
 FusedAttention = Mapping[tuple[int, int], tuple[FusedRange, ...]]
 
-#: The engine's: nothing has been measured yet, so every stage keeps its separate kernels.
+#: The engine's: single halves have been measured (docs/performance.md), whole models have not, so
+#: every stage keeps its separate kernels.
 FUSED_ATTENTION: FusedAttention = {}
 
 

@@ -25,7 +25,7 @@ from fastswin.ops import (
     quantized_mlp,
     split_k_linear,
 )
-from fastswin.ops.attention_half.config import HeadGroupConfig, WholeWindowConfig
+from fastswin.ops.attention_half.config import HeadsConfig, WholeWindowConfig
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 from fastswin.ops.window_attention.quantized import quantized_window_attention_ref
 from fastswin.ops.window_attention.reference import window_attention_ref
@@ -117,7 +117,7 @@ def packed_heads_attention(
     window_size: Pair,
     shift_size: Pair,
     eps: float | None,
-    config: HeadGroupConfig | None = None,
+    config: HeadsConfig | None = None,
     *,
     pdl: bool = False,
 ) -> torch.Tensor:

@@ -10,6 +10,7 @@ import torch
 from fastswin._triton.available import Impl
 from fastswin.engine.calls import Call
 from fastswin.engine.forward import BoundPlan, Forward, bind
+from fastswin.engine.fused_attention import FusedAttention
 from fastswin.engine.plan import ModelPlan, make_plan
 from fastswin.engine.quantized.mix import Mix
 from fastswin.engine.quantized.plan import quantize_plan
@@ -84,7 +85,7 @@ class Plans:
     def _plan(self, batch: int, size: tuple[int, int]) -> ModelPlan:
         forward, ranges = self.forward, self._ranges
         # an attention half in one kernel is half precision, which only the mix "auto" may prefer
-        fused = None if ranges is None or self._mix == "auto" else {}
+        fused: FusedAttention | None = None if ranges is None or self._mix == "auto" else {}
         plan = make_plan(
             forward.config, batch, size, self._device, forward.precision, self._impl, self._table,
             self._pdl, fused,

@@ -11,7 +11,8 @@ import torch
 
 from fastswin.bench import quant, quant_halves
 from fastswin.bench.problems import PRECISIONS, Problem
-from fastswin.bench.quant import Entry, make_entries, run_quant_suite
+from fastswin.bench.quant import run_quant_suite
+from fastswin.bench.quant_entries import Entry, make_entries
 from fastswin.bench.quant_forms import HALVES
 from fastswin.bench.quant_parallel import Shared, _messages, _Worker, run_side_by_side
 from fastswin.bench.roofline import Ceilings

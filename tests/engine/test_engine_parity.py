@@ -116,7 +116,7 @@ def test_half_precision_is_as_good_as_eager(version, dtype):
 
 
 # The kernels in Triton's interpreter: 5x7 and 3x4 maps, four windows with padding and shift.
-KERNEL = {"image_size": (18, 26), "window_size": 4, "depths": (2, 1), "num_heads": (1, 2)}
+KERNEL = {"image_size": (18, 26), "window_size": 4, "depths": (2, 1)}
 
 BRANCHES = {
     "fused-qkv-fused-mlp": (
@@ -204,7 +204,7 @@ def test_kernels_in_fp32(version):
 def test_kernels_with_other_settings():
     """torchvision's padding of a window over the map, head_dim 24, no qkv bias, grey images."""
     model = tiny(
-        1, **{**KERNEL, "depths": (1, 1), "num_heads": (2, 4)}, window_convention="torchvision",
+        1, **{**KERNEL, "depths": (1, 1)}, window_convention="torchvision",
         embed_dim=48, qkv_bias=False, in_channels=1, num_classes=0, patch_norm=False, mlp_ratio=3.0,
         absolute_position_embedding=True,
     )  # fmt: skip

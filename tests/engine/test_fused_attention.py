@@ -17,7 +17,7 @@ from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.models import create_model
 from fastswin.models.variants import find_variant
-from fastswin.ops.attention_half.config import HeadGroupConfig, WholeWindowConfig
+from fastswin.ops.attention_half.config import HeadsConfig, WholeWindowConfig
 
 CPU = torch.device("cpu")
 HALF = PRECISIONS["fp16"]
@@ -38,7 +38,7 @@ def forced(version: int, *forms: FusedRange) -> dict:
             2,
             (
                 FusedRange("window", config=WholeWindowConfig(num_stages=2, tma=True)),
-                FusedRange("heads", config=HeadGroupConfig(1, block_k=32)),
+                FusedRange("heads", config=HeadsConfig(32)),
             ),
         ),
     ],

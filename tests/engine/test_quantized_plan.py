@@ -11,6 +11,7 @@ from fastswin.engine import plan as planning
 from fastswin.engine.fused_attention import FusedRange
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
+from fastswin.engine.quantized.library import why_not_library
 from fastswin.engine.quantized.plan import quantize_plan
 from fastswin.models import find_variant
 from fastswin.quant import PRESETS, WIDE, Calibration, LayerRange, LayerScheme
@@ -129,6 +130,29 @@ def test_an_attention_half_in_one_kernel_is_half_precision(form):
     assert stages[0].endings(0)[0] == ("inside" if form == "window" else "library")
     assert "one kernel" in stages[0].reasons["qkv format"]
     assert stages[1].formats.blocks[0].qkv.format == "int8"
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "channels", "by_library"),
+    [("fc2", 25088, 256, True), ("fc2", 25088, 192, False), ("fc1", 6272, 768, False),
+     ("fc1", 1568, 768, True), ("qkv", 6272, 768, False), ("qkv", 1568, 1024, True),
+     ("proj", 100352, 128, True), ("proj", 25088, 128, False), ("proj", 100352, 192, False),
+     ("proj", 6272, 384, True), ("proj", 784, 768, False)],
+    ids=str,
+)  # fmt: skip
+def test_fp8_products_that_the_library_takes(kind, rows, channels, by_library):
+    """On a CPU the library itself is the reason where speed is none."""
+    reason = why_not_library(kind, rows, channels, channels, channels, CPU, torch.float16)
+    assert ("our kernel is faster" not in reason) == by_library
+
+
+def test_proj_of_narrow_stages_with_many_rows():
+    base = "swin_base_patch4_window7_224"
+    assert formats(planned(base, 32, "fp8"), 0)["proj"] == "fp8"
+    assert formats(planned(base, 32), 0)["proj"] == "wide"
+    assert [formats(planned(TINY, 32, "fp8"), stage)["proj"] for stage in range(4)] == [
+        "wide", "wide", "fp8", "fp8",
+    ]  # fmt: skip
 
 
 def test_overrides_of_single_layers():

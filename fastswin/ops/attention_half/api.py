@@ -14,7 +14,7 @@ from fastswin._triton.available import (
 from fastswin._triton.device import device_capability
 from fastswin.ops.attention_half.config import (
     AttentionHalfConfig,
-    HeadGroupConfig,
+    HeadsConfig,
     WholeWindowConfig,
     attention_half_blocker,
 )
@@ -68,7 +68,7 @@ def attention_half(
         norm_weight, norm_bias: ``[C]``, V2's LayerNorm behind proj; both or neither.
         out: ``[B, H, W, C]`` where the result goes; with proj it may be ``x``.
         impl: "auto", "triton" or "reference".
-        config: tiles; a ``WholeWindowConfig`` with proj, a ``HeadGroupConfig`` without.
+        config: tiles; a ``WholeWindowConfig`` with proj, a ``HeadsConfig`` without.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes a
             weight.
 
@@ -149,7 +149,7 @@ def attention_half(
         )  # fmt: skip
     from fastswin.ops.attention_half import whole as whole_window
 
-    assert not isinstance(config, HeadGroupConfig)
+    assert not isinstance(config, HeadsConfig)
     return whole_window.whole_window_fwd(
         x, qkv_weight, qkv_bias, offset, table, head_scale, pad_qkv, proj_weight.contiguous(),
         proj_bias, norm_weight, norm_bias, scale, num_heads, window_size, shift_size, eps,

@@ -1,4 +1,4 @@
-"""LayerNorm, qkv and window attention of one window and a group of heads, for few windows.
+"""LayerNorm, qkv and window attention of one window and head, for few windows.
 
     x, out [B, H, W, C]   weight [3C, C]   vectors [3, 3C] fp32 (packing.py)
     bias [kinds, nH, NP, NP], head_scale [nH], pad [3C] as ops/window_attention has them
@@ -8,10 +8,10 @@ window's rows (49, padded to 64) with the weights of its heads and attends at on
 leave it. 6 N C D FLOPs of projections a head and window, of which a batch of one image gives the
 multiprocessors 24 to 192; bytes from L2: the window's rows and ``3 D C`` weights a head.
 
-- ``resident``: whole rows stay on chip. With one head a program its weights are in shared memory
-  before the wait (_triton/pdl.py), x comes in one go.
-- ``streamed``: wider rows; x and weights walk by in steps of channels, statistics come from a pass
-  of their own (sums taken from the operand of a pipelined product were wrong under Triton 3.6).
+x and weights walk by in steps of channels, statistics come from a pass of their own (sums taken
+from the operand of a pipelined product were wrong under Triton 3.6). Keeping whole rows on chip
+instead, the weights in shared memory before the wait, was 3 % faster and a race: products outside
+a pipelined loop gave other results from run to run under Triton 3.6 (H200).
 
 Statistics around a pivot, the row's own first value: sum and sum of squares in one pass, and since
 no value lies further than ``sqrt(C)`` deviations from the mean, cancellation costs at most a factor
@@ -26,22 +26,19 @@ import torch
 import triton
 import triton.language as tl
 
-from fastswin._triton.device import device_capability, multiprocessor_count, on_device
+from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.attention_half.config import (
-    HeadGroupConfig,
-    column_parts,
-    default_head_group_config,
+    HeadsConfig,
+    default_heads_config,
     row_tile,
 )
 from fastswin.ops.attention_half.tile import (
     add_row,
     attend,
     load_parts,
-    load_strip,
     locate_rows,
-    multiply,
 )
 from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.ops.window_attention.launch import check_grid
@@ -88,112 +85,7 @@ def _finish(acc, vectors_ptr, pad_ptr, at, mean, rstd, padded, C: tl.constexpr,
 
 
 @triton.jit
-def _one_head(
-    xa, xb, xc, weight_ptr, vectors_ptr, pad_ptr, first, mean, rstd, padded, bias, scale,
-    D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr, DTYPE: tl.constexpr,
-    NORMALIZE: tl.constexpr, HAS_OFFSET: tl.constexpr, HAS_PAD: tl.constexpr,
-    COSINE: tl.constexpr,
-):  # fmt: skip
-    """Attention's output ``[NP, D]`` of one head; all its weights are asked for first."""
-    C: tl.constexpr = WIDTH * PARTS
-    at = first + tl.arange(0, D)
-    qa, qb, qc = load_strip(weight_ptr, first, D, WIDTH, PARTS)
-    ka, kb, kc = load_strip(weight_ptr, C + first, D, WIDTH, PARTS)
-    va, vb, vc = load_strip(weight_ptr, 2 * C + first, D, WIDTH, PARTS)
-    q = multiply(xa, xb, xc, qa, qb, qc, PARTS)
-    q = _finish(q, vectors_ptr, pad_ptr, at, mean, rstd, padded, C, DTYPE, NORMALIZE,
-                HAS_OFFSET, HAS_PAD)  # fmt: skip
-    k = multiply(xa, xb, xc, ka, kb, kc, PARTS)
-    k = _finish(k, vectors_ptr, pad_ptr, C + at, mean, rstd, padded, C, DTYPE, NORMALIZE,
-                HAS_OFFSET, HAS_PAD)  # fmt: skip
-    v = multiply(xa, xb, xc, va, vb, vc, PARTS)
-    v = _finish(v, vectors_ptr, pad_ptr, 2 * C + at, mean, rstd, padded, C, DTYPE, NORMALIZE,
-                HAS_OFFSET, HAS_PAD)  # fmt: skip
-    return attend(q, k, v, bias, scale, COSINE)
-
-
-@triton.jit
-def _resident_kernel(
-    x_ptr, weight_ptr, vectors_ptr, offset_ptr, bias_ptr, head_scale_ptr, pad_ptr, out_ptr,
-    scale, eps, H, W, windows_per_col, windows_per_row,
-    WIDTH: tl.constexpr, PARTS: tl.constexpr, NH: tl.constexpr, D: tl.constexpr,
-    N: tl.constexpr, NP: tl.constexpr,
-    WH: tl.constexpr, WW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
-    HAS_PAD: tl.constexpr, HAS_OFFSET: tl.constexpr, NORMALIZE: tl.constexpr,
-    COSINE: tl.constexpr, HEADS: tl.constexpr, NUM_STAGES: tl.constexpr, PDL: tl.constexpr,
-):  # fmt: skip
-    """One program per (window, HEADS heads), heads fastest; rows ``[NP, C]`` kept."""
-    launch_dependents(PDL)
-    C: tl.constexpr = WIDTH * PARTS
-    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
-    groups: tl.constexpr = NH // HEADS
-    first_head = tl.program_id(0) % groups * HEADS
-    first = first_head * D
-    token = tl.arange(0, NP)
-    start, at, live, padded, kind = locate_rows(
-        tl.program_id(0) // groups, token, H, W, windows_per_col, windows_per_row, C,
-        N, WH, WW, SH, SW, HAS_PAD,
-    )  # fmt: skip
-    x_ptr += start
-    out_ptr += start
-    pair = token[:, None] * NP + token[None, :]
-    bias_ptr += kind * (NH * NP * NP)
-    d = tl.arange(0, D)
-    if HEADS == 1:  # all weights are on their way before the wait
-        qa, qb, qc = load_strip(weight_ptr, first, D, WIDTH, PARTS)
-        ka, kb, kc = load_strip(weight_ptr, C + first, D, WIDTH, PARTS)
-        va, vb, vc = load_strip(weight_ptr, 2 * C + first, D, WIDTH, PARTS)
-    else:
-        prefetch_l2(weight_ptr, 3 * C * C, 512, PDL)
-    prefetch_l2(bias_ptr + first_head * (NP * NP), HEADS * NP * NP, 64, PDL)
-    wait_for_previous(PDL)
-    xa, xb, xc = load_parts(x_ptr, at, live, WIDTH, PARTS)
-    mean = 0.0
-    rstd = 1.0
-    if NORMALIZE:
-        pivot = tl.load(x_ptr + at, mask=live, other=0.0).to(tl.float32)
-        fa = xa
-        fb = xb
-        fc = xc
-        if HAS_OFFSET:
-            fa, fb, fc = add_row(xa, xb, xc, offset_ptr, WIDTH, PARTS)
-        total, square = _sums(fa, fb, fc, pivot, PARTS)
-        mean, rstd = _mean_and_rstd(total, square, pivot, live, eps, C)
-    if HEADS == 1:
-        bias = tl.load(bias_ptr + first_head * (NP * NP) + pair)
-        q = multiply(xa, xb, xc, qa, qb, qc, PARTS)
-        q = _finish(q, vectors_ptr, pad_ptr, first + d, mean, rstd, padded, C, DTYPE, NORMALIZE,
-                    HAS_OFFSET, HAS_PAD)  # fmt: skip
-        k = multiply(xa, xb, xc, ka, kb, kc, PARTS)
-        k = _finish(k, vectors_ptr, pad_ptr, C + first + d, mean, rstd, padded, C, DTYPE,
-                    NORMALIZE, HAS_OFFSET, HAS_PAD)  # fmt: skip
-        v = multiply(xa, xb, xc, va, vb, vc, PARTS)
-        v = _finish(v, vectors_ptr, pad_ptr, 2 * C + first + d, mean, rstd, padded, C, DTYPE,
-                    NORMALIZE, HAS_OFFSET, HAS_PAD)  # fmt: skip
-        if COSINE:
-            scale = tl.load(head_scale_ptr + first_head)
-        o = attend(q, k, v, bias, scale, COSINE)
-        tl.store(
-            out_ptr + at[:, None] + (first + d)[None, :], o.to(DTYPE), mask=live[:, None]
-        )  # fmt: skip
-    else:
-        for i in tl.range(0, HEADS, num_stages=NUM_STAGES):
-            head = first_head + i
-            head_scale = scale
-            if COSINE:
-                head_scale = tl.load(head_scale_ptr + head)
-            bias_h = tl.load(bias_ptr + head * (NP * NP) + pair)
-            o_h = _one_head(
-                xa, xb, xc, weight_ptr, vectors_ptr, pad_ptr, head * D, mean, rstd, padded,
-                bias_h, head_scale, D, WIDTH, PARTS, DTYPE, NORMALIZE, HAS_OFFSET, HAS_PAD, COSINE,
-            )  # fmt: skip
-            tl.store(
-                out_ptr + at[:, None] + (head * D + d)[None, :], o_h.to(DTYPE), mask=live[:, None]
-            )  # fmt: skip
-
-
-@triton.jit
-def _streamed_kernel(
+def _heads_kernel(
     x_ptr, weight_ptr, vectors_ptr, offset_ptr, bias_ptr, head_scale_ptr, pad_ptr, out_ptr,
     scale, eps, H, W, windows_per_col, windows_per_row,
     C: tl.constexpr, NH: tl.constexpr, D: tl.constexpr, N: tl.constexpr, NP: tl.constexpr,
@@ -275,7 +167,7 @@ def heads_attention_fwd(
     shift_size: Pair,
     eps: float | None,
     out: torch.Tensor | None = None,
-    config: HeadGroupConfig | None = None,
+    config: HeadsConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Launch on a contiguous ``x [B, H, W, C]``; ``vectors``, ``bias``, ``head_scale`` are packed.
@@ -290,9 +182,7 @@ def heads_attention_fwd(
     capability = device_capability(x.device)
     rows, cols = num_windows((H, W), window_size)
     if config is None:
-        config = default_head_group_config(
-            B * rows * cols, C, num_heads, multiprocessor_count(x.device), capability
-        )
+        config = default_heads_config(C, capability)
     padded = (rows * window_size[0], cols * window_size[1]) != (H, W)
     if padded and pad_qkv is None:
         pad_qkv = torch.zeros(3 * C, dtype=x.dtype, device=x.device)
@@ -301,21 +191,13 @@ def heads_attention_fwd(
         "NH": num_heads, "D": C // num_heads, "N": tokens, "NP": row_tile(tokens),
         "WH": window_size[0], "WW": window_size[1], "SH": shift_size[0], "SW": shift_size[1],
         "HAS_PAD": padded, "HAS_OFFSET": offset is not None, "NORMALIZE": eps is not None,
-        "COSINE": head_scale is not None, "NUM_STAGES": config.num_stages,
+        "COSINE": head_scale is not None, "NUM_STAGES": config.num_stages, "C": C,
+        "BLOCK_K": config.block_k, "LINES": next_power_of_2(cdiv(C * C // num_heads, 64)),
     }  # fmt: skip
-    if config.block_k:
-        kernel, groups = _streamed_kernel, num_heads
-        lines = next_power_of_2(cdiv(C * C // num_heads, 64))
-        constants |= {"C": C, "BLOCK_K": config.block_k, "LINES": lines}
-    else:
-        columns = column_parts(C)
-        assert columns is not None  # attention_half_blocker was asked before
-        kernel, groups = _resident_kernel, num_heads // config.heads_per_program
-        constants |= {"WIDTH": columns[0], "PARTS": columns[1], "HEADS": config.heads_per_program}
-    programs = B * rows * cols * groups
+    programs = B * rows * cols * num_heads
     check_grid(programs)
     with on_device(x.device):
-        kernel[(programs,)](
+        _heads_kernel[(programs,)](
             x, weight, vectors, vectors if offset is None else offset, bias,
             vectors if head_scale is None else head_scale, weight if pad_qkv is None else pad_qkv,
             out, scale * LOG2_E, 0.0 if eps is None else eps, H, W, rows, cols,

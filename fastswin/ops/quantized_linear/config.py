@@ -63,7 +63,9 @@ def default_quantized_gemm_config(
     if not (tma and capability[0] in (9, 10)):
         return _small_memory_config(M, N, K, multiprocessors, tma)
     store = narrow_output and N % 16 == 0
-    if N % 128 and N <= 256:  # 192 and 96 channels: tiles of 128 columns would be a quarter padding
+    if (N % 128 and N <= 256) or (residual and N == 128 and M > 50_000):
+        # 192 and 96 channels: tiles of 128 columns would be a quarter padding; few columns of many
+        # rows are bound by the stream, which more programs read faster
         block_n, large = 64, cdiv(M, 128) * cdiv(N, 64)
     elif narrow_output and N % 64 == 0 and 96 < K <= 192:
         block_n = 64 if N % 128 else 128  # q, k and v of 192 channels end at tiles of 64

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
-from fastswin._triton.math import gelu, inverse_step, round_to_8_bits
+from fastswin._triton.math import gelu, inverse_step, round_to_8_bits, scaled_gelu
 from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.quantize.reference import LARGEST
@@ -38,20 +38,33 @@ def _prefetch_weight(
 
 
 @triton.jit
-def _output_inverse(
-    output_scale_ptr, tile_n, N, BLOCK_N: tl.constexpr, PARTS: tl.constexpr,
-    PART_PER_TILE: tl.constexpr,
-):  # fmt: skip
-    """One over the output's step, a number or one a column ``[1, BLOCK_N]``; PARTS is 1 or 3."""
+def _output_inverses(output_scale_ptr, PARTS: tl.constexpr):
+    """One over the output's steps of q, k and v; PARTS 1 has one step three times."""
+    q = 1.0
+    k = 1.0
+    v = 1.0
+    if output_scale_ptr is not None:
+        q = inverse_step(tl.load(output_scale_ptr))
+        k = q
+        v = q
+        if PARTS == 3:
+            k = inverse_step(tl.load(output_scale_ptr + 1))
+            v = inverse_step(tl.load(output_scale_ptr + 2))
+    return q, k, v
+
+
+@triton.jit
+def _tile_inverse(
+    q, k, v, tile_n, N, BLOCK_N: tl.constexpr, PARTS: tl.constexpr, PART_PER_TILE: tl.constexpr
+):
+    """One over the step of a tile: a number, or one a column ``[1, BLOCK_N]``."""
     third = N // 3
     if PARTS == 1:
-        inverse = inverse_step(tl.load(output_scale_ptr))
+        inverse = q
     elif PART_PER_TILE:
-        inverse = inverse_step(tl.load(output_scale_ptr + tile_n * BLOCK_N // third))
+        first = tile_n * BLOCK_N
+        inverse = tl.where(first < third, q, tl.where(first < 2 * third, k, v))
     else:
-        q = inverse_step(tl.load(output_scale_ptr))
-        k = inverse_step(tl.load(output_scale_ptr + 1))
-        v = inverse_step(tl.load(output_scale_ptr + 2))
         col = tile_n * BLOCK_N + tl.arange(0, BLOCK_N)
         inverse = tl.where(col < third, q, tl.where(col < 2 * third, k, v))[None, :]
     return inverse
@@ -60,7 +73,7 @@ def _output_inverse(
 @triton.jit
 def _store_tile(
     acc, scale_ptr, bias_ptr, row_scale_ptr, residual_ptr, output_scale_ptr, out_ptr, out_desc,
-    tile_m, tile_n, M, N,
+    inverse_q, inverse_k, inverse_v, tile_m, tile_n, M, N,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GELU: tl.constexpr, PARTS: tl.constexpr,
     PART_PER_TILE: tl.constexpr, ORDERED: tl.constexpr,
 ):  # fmt: skip
@@ -75,15 +88,21 @@ def _store_tile(
         y *= tl.load(row_scale_ptr + tile_m * BLOCK_M + row, mask=rows_valid, other=0.0)[:, None]
     if bias_ptr is not None:
         y += tl.load(bias_ptr + col, mask=cols_valid, other=0.0)[None, :]
-    if GELU:
+    if GELU and (output_scale_ptr is None or PARTS == 3):
         y = gelu(y)
     base = tile_m.to(tl.int64) * BLOCK_M * N
     at = row[:, None] * N + col[None, :]
     if output_scale_ptr is not None:
-        inverse = _output_inverse(output_scale_ptr, tile_n, N, BLOCK_N, PARTS, PART_PER_TILE)
+        inverse = _tile_inverse(
+            inverse_q, inverse_k, inverse_v, tile_n, N, BLOCK_N, PARTS, PART_PER_TILE
+        )
+        if GELU and PARTS == 1:
+            y = scaled_gelu(y, inverse)
+        else:
+            y *= inverse
         # integer sums and calibrated steps are finite; a step of a token may be NaN
         finite: tl.constexpr = row_scale_ptr is None
-        stored = round_to_8_bits(y * inverse, out_ptr.dtype.element_ty, not finite)
+        stored = round_to_8_bits(y, out_ptr.dtype.element_ty, not finite)
         if ORDERED:  # columns are in ordering.py's order, the result is not
             pairs = tl.reshape(stored, [BLOCK_M, BLOCK_N // 16, 2, 4, 2])
             stored = tl.reshape(tl.permute(pairs, [0, 1, 3, 2, 4]), [BLOCK_M, BLOCK_N])
@@ -118,6 +137,7 @@ def _quantized_linear_kernel(
     x_at = x_ptr + tile_m.to(tl.int64) * BLOCK_M * K + row[:, None] * K + k[None, :]
     weight_at = weight_ptr + col[:, None] * K + k[None, :]
     sums: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
+    inverse_q, inverse_k, inverse_v = _output_inverses(output_scale_ptr, PARTS)
     _prefetch_weight(weight_ptr, tile_n, N, K, BLOCK_N, LINES, PDL)
     wait_for_previous(PDL)
     acc = tl.zeros([BLOCK_M, BLOCK_N], sums)
@@ -132,7 +152,8 @@ def _quantized_linear_kernel(
         acc = tl.dot(x, tl.trans(w), acc, out_dtype=sums)
     _store_tile(
         acc, scale_ptr, bias_ptr, row_scale_ptr, residual_ptr, output_scale_ptr, out_ptr, None,
-        tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, GELU, PARTS, PART_PER_TILE, ORDERED,
+        inverse_q, inverse_k, inverse_v, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, GELU, PARTS,
+        PART_PER_TILE, ORDERED,
     )  # fmt: skip
 
 
@@ -150,6 +171,7 @@ def _quantized_linear_tma_kernel(
     tiles_n = tl.cdiv(N, BLOCK_N)
     tiles = tl.cdiv(M, BLOCK_M) * tiles_n
     sums: tl.constexpr = tl.int32 if x_desc.dtype == tl.int8 else tl.float32
+    inverse_q, inverse_k, inverse_v = _output_inverses(output_scale_ptr, PARTS)
     _prefetch_weight(weight_ptr, tl.program_id(0) % tiles_n, N, K, BLOCK_N, LINES, PDL)
     wait_for_previous(PDL)
     if PERSISTENT:
@@ -163,8 +185,8 @@ def _quantized_linear_tma_kernel(
                 acc = tl.dot(x, w.T, acc, out_dtype=sums)
             _store_tile(
                 acc, scale_ptr, bias_ptr, row_scale_ptr, residual_ptr, output_scale_ptr, out_ptr,
-                out_desc, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, GELU, PARTS, PART_PER_TILE,
-                ORDERED,
+                out_desc, inverse_q, inverse_k, inverse_v, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N,
+                GELU, PARTS, PART_PER_TILE, ORDERED,
             )  # fmt: skip
     else:
         tile_m = tl.program_id(0) // tiles_n
@@ -176,7 +198,8 @@ def _quantized_linear_tma_kernel(
             acc = tl.dot(x, w.T, acc, out_dtype=sums)
         _store_tile(
             acc, scale_ptr, bias_ptr, row_scale_ptr, residual_ptr, output_scale_ptr, out_ptr,
-            out_desc, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, GELU, PARTS, PART_PER_TILE, ORDERED,
+            out_desc, inverse_q, inverse_k, inverse_v, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N, GELU,
+            PARTS, PART_PER_TILE, ORDERED,
         )  # fmt: skip
 
 

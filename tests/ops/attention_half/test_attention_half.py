@@ -8,10 +8,10 @@ from attention_half_cases import in_dtype, make_half
 
 from fastswin import ops
 from fastswin.ops.attention_half.config import (
-    HeadGroupConfig,
+    HeadsConfig,
     WholeWindowConfig,
     attention_half_blocker,
-    default_head_group_config,
+    default_heads_config,
     default_whole_window_config,
 )
 from fastswin.testing.tolerance import assert_close_to_oracle
@@ -39,31 +39,31 @@ def check(made: dict, **kernel: object) -> torch.Tensor:
 HEAD_GROUPS = {
     "one head, shifted, two images": (
         {"batch": 2, "map_size": (7, 14), "channels": 48, "heads": 3},
-        HeadGroupConfig(1),
+        HeadsConfig(16),
     ),
-    "three heads a program, padded map": (
+    "three heads, padded map": (
         {"map_size": (5, 9), "window": (4, 4), "shift": (2, 2), "channels": 48, "heads": 3},
-        HeadGroupConfig(3, num_stages=2),
+        HeadsConfig(16, num_stages=2),
     ),
     "window wider than high, no shift, no offset": (
         {"map_size": (6, 10), "window": (3, 5), "shift": (0, 0), "offset": False},
-        HeadGroupConfig(2, num_stages=2),
+        HeadsConfig(32, num_stages=2),
     ),
     "shift on one axis": (
         {"map_size": (4, 8), "window": (4, 4), "shift": (0, 1), "channels": 64},
-        HeadGroupConfig(1),
+        HeadsConfig(64),
     ),
     "steps of channels, padded map": (
         {"map_size": (6, 9), "window": (7, 7), "channels": 64},
-        HeadGroupConfig(1, block_k=32, num_stages=2),
+        HeadsConfig(32, num_stages=2),
     ),
     "cosine attention without LayerNorm in front": (
         {"map_size": (8, 4), "window": (4, 4), "shift": (2, 2), "version": 2},
-        HeadGroupConfig(1),
+        HeadsConfig(32),
     ),
     "cosine, steps of channels, window 8": (
         {"map_size": (8, 8), "window": (8, 8), "shift": (0, 0), "version": 2},
-        HeadGroupConfig(1, block_k=16, num_stages=2),
+        HeadsConfig(16, num_stages=2),
     ),
 }
 
@@ -86,7 +86,7 @@ WHOLE_WINDOWS = {
     ),
     "one part of columns, no shift, no offset": (
         {"map_size": (6, 10), "window": (3, 5), "shift": (0, 0), "offset": False},
-        WholeWindowConfig(num_stages=1),
+        WholeWindowConfig(num_stages=3),
     ),
     "V2: cosine, LayerNorm behind proj, window 8": (
         {"map_size": (8, 16), "window": (8, 8), "shift": (4, 4), "version": 2},
@@ -116,7 +116,7 @@ def test_large_mean_loses_no_digits(randn):
     """LayerNorm behind the product: rows whose mean is 40 times their spread."""
     made = make_half(randn, map_size=(4, 4), window=(4, 4), shift=(0, 0), channels=48, heads=3)
     made["x"] = randn(1, 4, 4, 48, dtype=torch.float16) + 40
-    check(made, config=HeadGroupConfig(1))
+    check(made, config=HeadsConfig(16))
 
 
 @pytest.mark.parametrize("whole", [False, True], ids=["heads", "window"])
@@ -165,13 +165,12 @@ def test_output_of_the_form_by_heads_is_never_its_input(randn):
         ((96, 4, 49, False), "head_dim must be one of"),
         ((384, 12, 49, True), "384 channels exceed 192"),
         ((96, 3, 49, True, 2**31), "elements an image"),
-        ((96, 3, 49, True, 0, HeadGroupConfig(1)), "config must be a WholeWindowConfig"),
-        ((96, 3, 49, False, 0, HeadGroupConfig(2)), "2 heads per program do not divide 3"),
-        ((96, 3, 49, False, 0, HeadGroupConfig(3, 32)), "serve one head"),
-        ((768, 24, 49, False, 0, HeadGroupConfig(1)), "do not stay on chip"),
-        ((96, 3, 49, True, 0, WholeWindowConfig(tma=True)), "num_stages of at least 2"),
+        ((96, 3, 49, True, 0, HeadsConfig(32)), "config must be a WholeWindowConfig"),
+        ((96, 3, 49, False, 0, HeadsConfig(64)), "steps of 64 channels must divide 96"),
+        ((96, 3, 49, False, 0, HeadsConfig(32, num_stages=1)), "num_stages must be at least 2"),
+        ((96, 3, 49, True, 0, WholeWindowConfig(num_stages=1)), "num_stages must be at least 2"),
     ],
-    ids=["tokens", "head_dim", "channels", "image", "kind", "heads", "steps", "rows", "tma"],
+    ids=["tokens", "head_dim", "channels", "image", "kind", "steps", "stages", "whole stages"],
 )
 def test_blockers(arguments, reason):
     assert reason in str(attention_half_blocker(*arguments))
@@ -180,10 +179,9 @@ def test_blockers(arguments, reason):
 @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (9, 0)], ids=str)
 @pytest.mark.parametrize("C", [96, 128, 192, 384, 512, 768, 1024, 1536])
 def test_heuristics_are_legal(C, capability):
-    for windows in (1, 64, 4096):
-        config = default_head_group_config(windows, C, C // 32, 132, capability)
-        assert attention_half_blocker(C, C // 32, 49, False, 0, config) is None
-    if C <= 256:
+    config = default_heads_config(C, capability)
+    assert attention_half_blocker(C, C // 32, 49, False, 0, config) is None
+    if C <= 192:
         config = default_whole_window_config(C, capability)
         assert attention_half_blocker(C, C // 32, 49, True, 0, config) is None
 

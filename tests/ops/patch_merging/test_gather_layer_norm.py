@@ -10,7 +10,7 @@ from fastswin import ops
 from fastswin.testing.tolerance import assert_close_to_oracle
 
 #: Maps: two exact column parts, one part, padded columns with odd sides, one token.
-SHAPES = [(3, 4, 6, 48), (2, 2, 8, 16), (2, 5, 3, 20), (1, 1, 1, 33)]
+SHAPES = [(2, 2, 6, 48), (2, 2, 8, 16), (1, 5, 3, 20), (1, 1, 1, 33)]
 FORMS = {"norm": 1e-5, "gather only": None}
 
 
@@ -103,7 +103,7 @@ def test_other_layouts_and_an_empty_batch(randn):
 
 
 def test_reference_gradcheck_and_no_second_derivative(randn):
-    t = {k: v.double().requires_grad_() for k, v in inputs(randn, (1, 3, 2, 2)).items()}
+    t = {k: v.double().requires_grad_() for k, v in inputs(randn, (1, 3, 2, 1)).items()}
 
     def f(*tensors):
         return ops.gather_layer_norm(*tensors, impl="reference")

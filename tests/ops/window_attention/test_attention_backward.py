@@ -348,6 +348,20 @@ def test_partial_sums_become_the_gradient_of_a_table(window, dtype, runs, randn)
     assert (actual - truth).abs().max() <= bound
 
 
+def test_a_bias_table_is_differentiable_twice(randn):
+    qkv, table, upstream = randn(1, 4, 6, 48), randn(9, 1), randn(1, 4, 6, 16)
+    found = []
+    for impl in ("triton", "reference"):
+        leaves = [qkv.clone().requires_grad_(), table.clone().requires_grad_()]
+        out = ops.window_attention(
+            leaves[0], num_heads=1, window_size=(2, 2), bias_table=leaves[1], impl=impl
+        )
+        first = torch.autograd.grad(out, leaves, upstream, create_graph=True)
+        found.append([*first, *torch.autograd.grad([g.square().sum() for g in first], leaves)])
+    for ours, theirs in zip(*found, strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-5)
+
+
 @pytest.mark.parametrize("tokens", range(1, 600, 11))
 def test_tiles_cover_every_token_once(tokens):
     for head_dim, itemsize in ((32, 2), (32, 4), (128, 2)):
