@@ -10,6 +10,9 @@ BIN := $(VENV)/bin
 # each with half of the suite at first, so that what the tests of a file share is made once.
 WORKERS ?= $(shell nvidia-smi -L >/dev/null 2>&1 && echo 0 || echo 2)
 
+# Options of `make engines`; the whole matrix without any (examples/build_engines.py).
+ENGINES ?=
+
 .DEFAULT_GOAL := help
 .PHONY: help demo test lint format engines tables clean
 
@@ -33,7 +36,7 @@ format: $(VENV)/.installed-test
 	$(BIN)/ruff format .
 
 engines: $(VENV)/.installed-test
-	$(BIN)/python examples/build_engines.py
+	$(BIN)/python examples/build_engines.py $(ENGINES)
 
 tables: $(VENV)/.installed-demo
 	$(BIN)/python -m fastswin.bench.report --write

@@ -9,6 +9,7 @@ interrupted epoch goes on where it stopped. Shards are indexed once, not unpacke
 
 from __future__ import annotations
 
+import abc
 import io
 import math
 import tarfile
@@ -24,7 +25,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp")
 MEAN, STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 
 
-class Photos:
+class Photos(abc.ABC):
     """Encoded photos and their labels.
 
     Attributes:
@@ -33,12 +34,12 @@ class Photos:
 
     class_names: list[str]
 
-    def __len__(self) -> int:
-        raise NotImplementedError
+    @abc.abstractmethod
+    def __len__(self) -> int: ...
 
+    @abc.abstractmethod
     def read(self, index: int) -> tuple[bytes, int]:
         """Encoded image and class number."""
-        raise NotImplementedError
 
 
 class FolderPhotos(Photos):

@@ -12,6 +12,7 @@ framework's mixin adds is where its layers are and what it calls its arguments.
 
 from __future__ import annotations
 
+import abc
 from typing import Any, ClassVar
 
 import torch
@@ -34,35 +35,35 @@ Pair = tuple[int, int]
 
 
 class FusedBlock(Fused):
-    """Block of any framework; the methods that raise are the framework's."""
+    """Block of any framework; the abstract methods are the framework's."""
 
     #: Whether the norms come last in each half (V2).
     POST_NORM: ClassVar[bool]
 
     @staticmethod
+    @abc.abstractmethod
     def _fastswin_layers_blocker(block: Any) -> str | None:
         """Why this block's layers are not those of a Swin block, None where they are."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _fastswin_norms(self) -> tuple[Any, Any]:
         """The block's two LayerNorms."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _fastswin_drop_paths(self) -> tuple[nn.Module, nn.Module]:
         """Drop path of the attention half and of the MLP half."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _fastswin_linears(self) -> Modules:
         """The linear layers whose weights the fused operators read themselves."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _fastswin_attend(self, x: torch.Tensor, shift_size: Pair) -> Branch:
         """Attention with its projection, ``[B, H, W, C]`` in and out."""
-        raise NotImplementedError
 
+    @abc.abstractmethod
     def _fastswin_mlp(self, x: torch.Tensor, options: Options) -> Branch:
         """The MLP, ``[B, H, W, C]`` in and out."""
-        raise NotImplementedError
 
     @classmethod
     def _fastswin_blocker(cls, module: Any) -> str | None:

@@ -7,6 +7,7 @@ copying cannot find it by name; ``__reduce_ex__`` names the two classes it is ma
 
 from __future__ import annotations
 
+import abc
 import dataclasses
 from typing import Any, cast
 
@@ -35,7 +36,7 @@ class Options:
     impl: Impl = "auto"
 
 
-class Fused:
+class Fused(abc.ABC):
     """First base of every fused class."""
 
     _fastswin: Options
@@ -44,9 +45,9 @@ class Fused:
     _fastswin_original: type[nn.Module]
 
     @staticmethod
+    @abc.abstractmethod
     def _fastswin_blocker(module: Any) -> str | None:
         """Why this module cannot be swapped, None where it can."""
-        raise NotImplementedError
 
     def _fastswin_own_forward(self, *args: Any, **kwargs: Any) -> Any:
         """The forward pass of the module's own class."""

@@ -15,7 +15,7 @@ import triton.language as tl
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.math import inverse_step, normalize_rows, round_to_8_bits
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
-from fastswin.ops.layer_norm.config import launch_tiles, num_programs
+from fastswin.ops.layer_norm.config import NUM_WARPS, narrow_tiles, num_programs, row_tiles
 from fastswin.ops.quantize.forward import row_amax_bits, token_step
 from fastswin.ops.quantize.reference import LARGEST, SMALLEST_STEP
 
@@ -127,7 +127,7 @@ def layer_norm_fwd(
     if x.numel() == 0:
         return out
     M = x.numel() // C
-    tiles, num_warps = launch_tiles(C, M)
+    tiles, num_warps = (row_tiles(C), NUM_WARPS) if out.itemsize > 1 else narrow_tiles(C, M)
     with on_device(x.device):
         _layer_norm_fwd_kernel[(num_programs(M, tiles),)](
             x,
