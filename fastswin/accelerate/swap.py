@@ -36,8 +36,12 @@ class Options:
     impl: Impl = "auto"
 
 
-class Fused(abc.ABC):
-    """First base of every fused class."""
+class Fused:
+    """First base of every fused class.
+
+    Its abstract methods are checked by :func:`fused_class`: with the metaclass of ``abc.ABC`` a
+    module's layout would be another one, and Python would refuse to change its class.
+    """
 
     _fastswin: Options
 
@@ -64,9 +68,16 @@ _CLASSES: dict[tuple[type, type], type[nn.Module]] = {}
 
 
 def fused_class(mixin: type[Fused], original: type[nn.Module]) -> type[nn.Module]:
-    """The class that runs ``original`` modules by ``mixin``'s forward pass."""
+    """The class that runs ``original`` modules by ``mixin``'s forward pass.
+
+    Raises:
+        TypeError: an abstract method is left in ``mixin``.
+    """
     key = mixin, original
     if key not in _CLASSES:
+        for name in dir(mixin):
+            if getattr(getattr(mixin, name), "__isabstractmethod__", False):
+                raise TypeError(f"{mixin.__name__} lacks {name}")
         members = {
             "__module__": mixin.__module__,
             "__doc__": f"{original.__name__} on fused operators.",

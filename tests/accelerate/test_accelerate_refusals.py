@@ -8,6 +8,8 @@ from tiny_swins import blocks, build, images, logits, microsoft_model, timm_mode
 from torch import nn
 
 from fastswin import accelerate, restore
+from fastswin.accelerate.block import FusedBlock
+from fastswin.accelerate.swap import fused_class
 
 
 def classes(model):
@@ -168,3 +170,12 @@ def test_part_of_a_larger_model():
     assert {s.name.split(".")[0] for s in report.swapped} == {"backbone"}
     assert sum(s.framework == "timm" for s in report.swapped) == 4 + 1  # blocks and merging
     assert type(detector["neck"]) is nn.Conv2d
+
+
+def test_a_mixin_without_all_of_its_methods_makes_no_class():
+    class Half(FusedBlock):
+        def _fastswin_attend(self, x, shift_size):
+            return x, None
+
+    with pytest.raises(TypeError, match="Half lacks _fastswin_drop_paths"):
+        fused_class(Half, nn.Identity)

@@ -20,18 +20,22 @@ def timm_model(
 
     kind = [swin_transformer.SwinTransformer, swin_transformer_v2.SwinTransformerV2][version - 1]
     return kind(
-        img_size=size, embed_dim=WIDTH, depths=DEPTHS, num_heads=HEADS, window_size=4,
-        num_classes=CLASSES, drop_path_rate=drop_path, **settings,
+        img_size=size, embed_dim=WIDTH, num_heads=HEADS, window_size=4, num_classes=CLASSES,
+        drop_path_rate=drop_path, **({"depths": DEPTHS} | settings),
     )  # fmt: skip
 
 
 def torchvision_model(
-    version: int, size: tuple[int, int], drop_path: float = 0.0, **settings
+    version: int,
+    size: tuple[int, int],
+    drop_path: float = 0.0,
+    depths: tuple[int, ...] = DEPTHS,
+    **settings,
 ) -> nn.Module:
     from torchvision.models import swin_transformer as tv
 
     return tv.SwinTransformer(
-        [4, 4], WIDTH, list(DEPTHS), list(HEADS), [4, 4], num_classes=CLASSES,
+        [4, 4], WIDTH, list(depths), list(HEADS), [4, 4], num_classes=CLASSES,
         stochastic_depth_prob=drop_path,
         block=tv.SwinTransformerBlock if version == 1 else tv.SwinTransformerBlockV2,
         downsample_layer=tv.PatchMerging if version == 1 else tv.PatchMergingV2, **settings,

@@ -17,14 +17,15 @@ Tiles are exact: ``walked`` keys at a time, then a ``tail`` (144 = 128 + 16).
 from __future__ import annotations
 
 from fastswin.ops.window_attention.backward_config import TiledBackwardConfig
-from fastswin.ops.window_attention.backward_dbias import launch_dbias
-from fastswin.ops.window_attention.backward_dkv import launch_dkv
-from fastswin.ops.window_attention.backward_dq import launch_dq
 from fastswin.ops.window_attention.backward_problem import BackwardProblem, Partials
 
 
 def launch_tiles(problem: BackwardProblem, config: TiledBackwardConfig) -> Partials:
     """Launch; gradients of q, k, v are in the problem's tensors afterwards."""
+    from fastswin.ops.window_attention.backward_dbias import launch_dbias
+    from fastswin.ops.window_attention.backward_dkv import launch_dkv
+    from fastswin.ops.window_attention.backward_dq import launch_dq
+
     needs = problem.needs
     delta, dscale = launch_dq(problem, config.dq)
     fused = needs.bias and config.dbias is None
