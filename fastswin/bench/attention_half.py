@@ -32,7 +32,8 @@ from fastswin.bench.attention_half_problems import (
 from fastswin.bench.failures import describe
 from fastswin.bench.small_batch import build
 from fastswin.bench.small_batch_layers import CHAIN_BYTES, FLUSH_BYTES, graph_us
-from fastswin.engine.forward import BlockOffsets, BoundPlan, Forward, bind
+from fastswin.engine.bind import BlockOffsets, BoundPlan, bind
+from fastswin.engine.forward import Forward
 from fastswin.engine.fused_attention import FusedAttention, FusedRange
 from fastswin.engine.plan import ModelPlan, StagePlan, make_plan
 from fastswin.engine.precision import PRECISIONS

@@ -39,7 +39,7 @@ from fastswin.bench.suites import choose_device, current_device
 from fastswin.bench.timing import make_clock, measure
 from fastswin.data.atomic import write_text
 from fastswin.engine import Engine
-from fastswin.engine.forward import BlockOffsets, bind
+from fastswin.engine.bind import BlockOffsets, bind
 from fastswin.engine.plan import ModelPlan, StagePlan
 from fastswin.engine.precision import QUANTIZED
 from fastswin.engine.quantized.formats import StageFormats

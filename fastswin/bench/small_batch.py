@@ -41,8 +41,9 @@ from fastswin.bench.small_batch_layers import (
     forms,
     graph_us,
 )
+from fastswin.engine.bind import bind
 from fastswin.engine.calls import record_calls
-from fastswin.engine.forward import Forward, bind
+from fastswin.engine.forward import Forward
 from fastswin.engine.plan import ModelPlan, make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare

@@ -22,7 +22,8 @@ from torch.overrides import TorchFunctionMode
 from fastswin._triton.device import multiprocessor_count
 from fastswin._triton.tiles import cdiv
 from fastswin.engine import operators
-from fastswin.engine.forward import BoundPlan, Forward
+from fastswin.engine.bind import BoundPlan
+from fastswin.engine.forward import Forward
 from fastswin.engine.prepare import PreparedBlock
 from fastswin.engine.quantized.prepare import LayerForms
 from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config

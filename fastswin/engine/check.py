@@ -11,7 +11,8 @@ from typing import NamedTuple
 
 import torch
 
-from fastswin.engine.forward import BoundPlan, Forward
+from fastswin.engine.bind import BoundPlan
+from fastswin.engine.forward import Forward
 
 
 class BlockRange(NamedTuple):

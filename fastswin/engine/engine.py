@@ -20,10 +20,10 @@ import torch
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
 from fastswin.engine.backends import Backend, BackendSelector, GraphRunner
 from fastswin.engine.backends.open import open_runner
+from fastswin.engine.bind import BoundPlan
 from fastswin.engine.build import build_forward, device_name, find_device_table, resolve_device
 from fastswin.engine.calls import Call, record_calls
 from fastswin.engine.check import BlockRange, check_finite
-from fastswin.engine.forward import BoundPlan
 from fastswin.engine.graphs import GraphLadder
 from fastswin.engine.plans import Plans
 from fastswin.engine.precision import (

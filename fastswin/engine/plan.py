@@ -10,7 +10,7 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
            "fused"    LayerNorm and qkv in it as well (fused_attention.py)
     proj   "fused"    our GEMM with bias and residual: few rows
            "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
-                      carried as an offset that the next reader adds (forward.py)
+                      carried as an offset that the next reader adds (bind.py)
            "inside"   in attention's kernel, with the residual
     mlp    "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M
            "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M

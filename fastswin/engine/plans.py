@@ -8,8 +8,9 @@ from collections.abc import Hashable
 import torch
 
 from fastswin._triton.available import Impl
+from fastswin.engine.bind import BoundPlan, bind
 from fastswin.engine.calls import Call
-from fastswin.engine.forward import BoundPlan, Forward, bind
+from fastswin.engine.forward import Forward
 from fastswin.engine.fused_attention import FusedAttention
 from fastswin.engine.plan import ModelPlan, make_plan
 from fastswin.engine.quantized.mix import Mix

@@ -15,8 +15,9 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from fastswin.engine.bind import BoundPlan
 from fastswin.engine.calls import Call, launches_kernel, record_calls
-from fastswin.engine.forward import BoundPlan, Forward
+from fastswin.engine.forward import Forward
 
 #: More threads wait for each other's Python parts, a tenth of the work.
 MAX_THREADS = 16

@@ -10,8 +10,9 @@ from engine_cases import cpu_engine, images_like, tiny
 
 from fastswin.engine import calls as module
 from fastswin.engine import operators
+from fastswin.engine.bind import bind
 from fastswin.engine.calls import OPERATORS, launches_kernel, record_calls
-from fastswin.engine.forward import Forward, bind
+from fastswin.engine.forward import Forward
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare

@@ -16,7 +16,7 @@ from engine_cases import (
 from swin_references import perturb
 
 from fastswin.engine import Engine
-from fastswin.engine.forward import bind
+from fastswin.engine.bind import bind
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare

@@ -9,8 +9,9 @@ import pytest
 import torch
 from engine_cases import images_like, tiny
 
+from fastswin.engine.bind import bind
 from fastswin.engine.calls import record_calls
-from fastswin.engine.forward import Forward, bind
+from fastswin.engine.forward import Forward
 from fastswin.engine.fused_attention import FUSED_ATTENTION, FusedRange
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS

@@ -22,8 +22,8 @@ from quantized_cases import (
 
 from fastswin import quant
 from fastswin.engine import Engine, operators
+from fastswin.engine.bind import bind
 from fastswin.engine.calls import record_calls
-from fastswin.engine.forward import bind
 from fastswin.engine.quantized import mix
 from fastswin.engine.quantized.formats import BlockFormats, LayerFormat, StageFormats
 from fastswin.engine.quantized.library import library_affine

@@ -13,7 +13,7 @@ from swin_references import perturb
 
 from fastswin import quant
 from fastswin.engine import Engine
-from fastswin.engine.forward import bind
+from fastswin.engine.bind import bind
 from fastswin.models import create_model
 from fastswin.quant import QuantizedSwin
 

@@ -10,8 +10,9 @@ import torch
 from engine_cases import images_like, tiny
 
 from fastswin.engine import Engine
+from fastswin.engine.bind import bind
 from fastswin.engine.calls import record_calls
-from fastswin.engine.forward import Forward, bind
+from fastswin.engine.forward import Forward
 from fastswin.engine.plan import SMALL_STAGE_VALUES, make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare

@@ -9,7 +9,8 @@ import pytest
 import torch
 from engine_cases import images_like, largest_difference, tiny
 
-from fastswin.engine.forward import Forward, bind
+from fastswin.engine.bind import bind
+from fastswin.engine.forward import Forward
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare

@@ -6,7 +6,12 @@ import pytest
 import torch
 
 from fastswin import ops
-from fastswin.ops.split_k.config import MAX_SLICE, SplitKConfig, default_split_k_config
+from fastswin.ops.split_k.config import (
+    MAX_SLICE,
+    SplitKConfig,
+    default_split_k_config,
+    why_no_split_k,
+)
 from fastswin.testing.steps import steps_apart
 from fastswin.testing.tolerance import assert_close_to_oracle
 
@@ -80,6 +85,13 @@ def test_the_heuristic_cuts_every_swin():
             assert config is not None
             assert 4 * channels % config.splits == 0
             assert 4 * channels // config.splits <= MAX_SLICE
+
+
+def test_older_gpus_take_the_reference(monkeypatch):
+    """Their tensor cores want operands in registers: 1.3 to 3.5 KB of them would be spilled."""
+    monkeypatch.setattr("fastswin.ops.split_k.config.device_capability", lambda device: (8, 9))
+    assert "compute capability 9.0" in str(why_no_split_k(torch.device("cuda")))
+    assert why_no_split_k(torch.device("cpu")) is None
 
 
 def test_empty_rows_give_empty_sums():

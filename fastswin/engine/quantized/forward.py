@@ -15,7 +15,8 @@ from typing import Any, cast
 import torch
 
 from fastswin._triton.available import Impl
-from fastswin.engine.forward import BlockOffsets, Forward, Offset, Unjoined
+from fastswin.engine.bind import BlockOffsets, Offset, Unjoined
+from fastswin.engine.forward import Forward
 from fastswin.engine.plan import StagePlan
 from fastswin.engine.precision import FORMAT_DTYPES
 from fastswin.engine.prepare import Linear, Norm, PreparedBlock

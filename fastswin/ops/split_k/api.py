@@ -14,7 +14,6 @@ from fastswin._triton.available import (
     why_not_triton,
 )
 from fastswin._triton.device import multiprocessor_count
-from fastswin.ops.linear.config import why_no_one_shot
 from fastswin.ops.quantize.checks import check_steps, resolve_output, why_not_format
 from fastswin.ops.quantize.reference import LARGEST
 from fastswin.ops.split_k.config import (
@@ -23,6 +22,7 @@ from fastswin.ops.split_k.config import (
     config_blocker,
     default_split_k_config,
     split_k_blocker,
+    why_no_split_k,
 )
 from fastswin.ops.split_k.reference import add_split_k_ref, split_k_linear_ref
 
@@ -78,7 +78,7 @@ def split_k_linear(
             why_not_triton(x.device, torch.float16 if narrow else x.dtype),
             why_no_gradient(x, weight),
             why_not_format(x.device, x.dtype) if narrow else why_not_half(x.dtype),
-            why_no_one_shot(x.device),
+            why_no_split_k(x.device),
         ],
     )
     if config is None:

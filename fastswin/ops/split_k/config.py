@@ -7,6 +7,9 @@ from __future__ import annotations
 
 import dataclasses
 
+import torch
+
+from fastswin._triton.device import device_capability
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns
 
 #: Widest slice that a program holds, a power of two, and else: 64 rows and 64 columns of it are 128
@@ -15,6 +18,9 @@ MAX_SLICE, MAX_UNEVEN_SLICE = 512, 384
 
 #: Part of the multiprocessors that 64x64 tiles have to fill before K is cut into more slices.
 FILLED = 0.68
+
+#: First compute capability whose tensor cores read both operands from shared memory.
+MIN_CAPABILITY = (9, 0)
 
 #: Slices that the joining kernel adds at most.
 MAX_SPLITS = 16
@@ -68,6 +74,16 @@ def split_k_blocker(K: int) -> str | None:
             f"two up to {MAX_SLICE}"
         )
     return None
+
+
+def why_no_split_k(device: torch.device) -> str | None:
+    """Reason why a GPU cannot run the product, None where it can.
+
+    Older tensor cores read operands from registers, where whole slices of them do not fit.
+    """
+    if device.type != "cuda" or device_capability(device) >= MIN_CAPABILITY:
+        return None
+    return "split-K products need the tensor cores of compute capability 9.0"
 
 
 def config_blocker(config: SplitKConfig, K: int) -> str | None:
