@@ -1,6 +1,6 @@
 """Which stages run LayerNorm, qkv and attention as one kernel (ops/attention_half), in which form.
 
-    "heads"   one program per window and group of heads, proj behind it: few windows
+    "heads"   one program per window and head, proj behind it: few windows
     "window"  one program per window, proj and residual inside: narrow stages, many windows
 
 In the plan's words: attention "fused", qkv "inside", and with "window" proj "inside". What a table
@@ -72,7 +72,7 @@ def choose_fused_attention(
         reasons["fused attention"] = blocker
         return
     inside = ("qkv", "attention", "proj") if whole else ("qkv", "attention")
-    why = f"{windows} windows: one kernel per window" + ("" if whole else " and group of heads")
+    why = f"{windows} windows: one kernel per window" + ("" if whole else " and head")
     for layer in inside:
         choice[layer], reasons[layer] = "inside", why
         launch.pop(layer, None)

@@ -48,17 +48,10 @@ Pair = tuple[int, int]
 
 
 @triton.jit
-def _sums(a, b, c, pivot, PARTS: tl.constexpr):
-    """Sum and sum of squares of each row around its pivot."""
-    a = a.to(tl.float32) - pivot[:, None]
-    total = a
-    square = a * a
-    if PARTS == 3:
-        b = b.to(tl.float32) - pivot[:, None]
-        c = c.to(tl.float32) - pivot[:, None]
-        total += b + c
-        square += b * b + c * c
-    return tl.sum(total, 1), tl.sum(square, 1)
+def _sums(part, pivot):
+    """Sum and sum of squares of each row's part around its pivot."""
+    part = part.to(tl.float32) - pivot[:, None]
+    return tl.sum(part, 1), tl.sum(part * part, 1)
 
 
 @triton.jit
@@ -122,7 +115,7 @@ def _heads_kernel(
             part, _, _ = load_parts(x_ptr + first_col, at, live, BLOCK_K, 1)
             if HAS_OFFSET:
                 part, _, _ = add_row(part, part, part, offset_ptr + first_col, BLOCK_K, 1)
-            part_total, part_square = _sums(part, part, part, pivot, 1)
+            part_total, part_square = _sums(part, pivot)
             total += part_total
             square += part_square
         mean, rstd = _mean_and_rstd(total, square, pivot, live, eps, C)
