@@ -45,7 +45,8 @@ ACCURACY_POINTS = 0.2
 #: Seconds for starting processes, capturing, and the passes over the test images.
 RESERVE_S = 45.0
 
-#: Runs that share a GPU take this much longer than one after the other, at worst.
+#: Runs that share a GPU take this much longer than one after the other, at worst; more where
+#: something else is on it as well (``--sharing``).
 SHARING = 1.25
 
 #: Steps before timing, samples, steps of one sample.
@@ -103,9 +104,9 @@ def time_steps(arguments: list[str]) -> tuple[float, int]:
     return statistics.median(times[1:]), len(images) // len(index)
 
 
-def epochs_that_fit(left_s: float, epoch_s: float, at_most: int) -> int:
+def epochs_that_fit(left_s: float, epoch_s: float, at_most: int, sharing: float = SHARING) -> int:
     """Epochs of all runs together, ``epoch_s`` seconds each, that fit ``left_s``; at least one."""
-    return max(1, min(at_most, int((left_s - RESERVE_S) / (SHARING * epoch_s))))
+    return max(1, min(at_most, int((left_s - RESERVE_S) / (sharing * epoch_s))))
 
 
 def command_of(arguments: list[str]) -> list[str]:
@@ -185,10 +186,16 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--side-by-side", type=int, default=1, help="runs at a time")
     parser.add_argument("--limit-s", type=float, default=540.0, help="wall time of everything")
+    parser.add_argument(
+        "--sharing", type=float, default=SHARING,
+        help="how much longer runs take than alone, one after the other",
+    )  # fmt: skip
     options, further = parser.parse_known_args(arguments)
     began = time.monotonic()
     if options.seeds < 2:
         parser.error(f"--seeds must be at least 2, to know their spread, got {options.seeds}")
+    if options.sharing <= 0:
+        parser.error(f"--sharing must be above 0, got {options.sharing}")
     if options.side_by_side < 1:
         parser.error(f"--side-by-side must be at least 1, got {options.side_by_side}")
     common = ["--data", str(options.data), "--minutes", "0", *further]
@@ -204,7 +211,7 @@ def main(arguments: list[str] | None = None) -> int:
             torch.cuda.empty_cache()  # the runs to come are other processes
     left_s = options.limit_s - (time.monotonic() - began)
     epoch_s = options.seeds * steps * sum(step_ms.values()) / 1e3
-    epochs = epochs_that_fit(left_s, epoch_s, options.epochs)
+    epochs = epochs_that_fit(left_s, epoch_s, options.epochs, options.sharing)
     print(f"{epochs} epochs of {steps} steps, {options.seeds} seeds", flush=True)
 
     folders = {k: [options.out / f"{k}-{s}" for s in range(options.seeds)] for k in RUNS}

@@ -5,7 +5,7 @@ on all 10,000 test images, and writes one JSON record that docs/quantization.md 
 
     python examples/quantize_fashion.py                                  # shipped slice, CPU
     python examples/quantize_fashion.py --data FOLDER --device cuda \\
-        --precision fp32,fp16,int8,int8_mode1,int8_mode2,fp8 --qat qat-run/swin_qat.safetensors
+        --precision fp32,fp16,int8,int8_mode1,int8_mode2,fp8 --qat qat-run/*/swin_qat.safetensors
     python examples/quantize_fashion.py --tables                         # records to the document
 
 The outliers are those of :mod:`fastswin.testing.outliers`: no answer changes in fp32, but fc2 and
@@ -87,9 +87,13 @@ def calibrate_all(model: SwinTransformer, device: str) -> dict[str, Any]:
 def run(options: argparse.Namespace) -> Path:
     shipped = open_source("swin_fashion_mnist").model
     cases = [score("post-training", shipped, options, calibrate_all(shipped, options.device))]
-    if options.qat is not None:
-        trained = load_quantized(options.qat)
-        cases.append(score("trained", trained.model, options, trained.calibrations, shipped))
+    for path in options.qat:
+        trained = load_quantized(path)
+        case = score("trained", trained.model, options, trained.calibrations, shipped)
+        if cases[-1]["case"] == "trained":  # one table of all checkpoints
+            cases[-1]["scores"] |= case["scores"]
+        else:
+            cases.append(case)
     stressed = copy.deepcopy(shipped).cpu()
     add_outliers(stressed)
     cases.append(score("outliers", stressed, options, calibrate_all(stressed, options.device)))
@@ -153,7 +157,7 @@ def main(arguments: list[str] | None = None) -> None:
     add("--precision", default="int8,int8_mode1,int8_mode2,fp8")
     add("--limit", type=int, help="first test images only")
     add("--stress-limit", type=int, help="the same for the model with outliers")
-    add("--qat", type=Path, help="checkpoint of examples/qat.py")
+    add("--qat", type=Path, nargs="*", default=[], help="checkpoints of examples/qat.py")
     add("--out", type=Path, default=RECORDS)
     add("--tables", action="store_true", help="write the records into the document and stop")
     options = parser.parse_args(arguments)

@@ -53,7 +53,7 @@ def is_kernel(path: Path) -> bool:
     """Files that hold Triton functions and are imported only where a kernel is launched."""
     if room_of(name_of(path)) not in ("ops", "export", "_triton"):
         return False
-    return path.stem in ("forward", "backward") or "\nimport triton\n" in path.read_text()
+    return path.stem in ("forward", "backward", "kernel") or "\nimport triton\n" in path.read_text()
 
 
 def is_command(path: Path) -> bool:

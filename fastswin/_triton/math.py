@@ -10,12 +10,19 @@ from fastswin._triton.available import interpreting
 #: Inline PTX does not exist on the CPU interpreter; kernels take this as a constant.
 HARDWARE_TANH = tl.constexpr(not interpreting())
 
+#: Whether int8 results are saturated by a multiply-add instead of minimum and maximum.
+ONE_FMA = tl.constexpr(True)
+
 
 @triton.jit
 def _fitted_tanh(x, square):
     """``2 Phi(x) - 1`` as ``tanh(p(x))``; ``square`` is ``x * x``."""
     u = tl.minimum(square, 50.0)
-    z = x * (0.797481171 + u * (0.0370271522 - 0.000352069504 * u))
+    return _tanh(x * (0.797481171 + u * (0.0370271522 - 0.000352069504 * u)))
+
+
+@triton.jit
+def _tanh(z):
     if HARDWARE_TANH:
         t = tl.inline_asm_elementwise(
             "tanh.approx.f32 $0, $1;", "=f,f", [z], dtype=tl.float32, is_pure=True, pack=1
@@ -64,6 +71,16 @@ def normalize_rows(a, b, C: tl.constexpr, CB: tl.constexpr, eps):
     padded part wastes a quarter. ``b`` is ignored when ``CB == 0``. fp32 in and out, two passes
     over registers: the mean first, so that large offsets do not cancel.
     """
+    a, b, rstd = centre_rows(a, b, C, CB, eps)
+    a = a * rstd[:, None]
+    if CB > 0:
+        b = b * rstd[:, None]
+    return a, b
+
+
+@triton.jit
+def centre_rows(a, b, C: tl.constexpr, CB: tl.constexpr, eps):
+    """Rows without their mean, and one over their standard deviation ``[M]``."""
     total = tl.sum(a, 1)
     if CB > 0:
         total += tl.sum(b, 1)
@@ -73,11 +90,20 @@ def normalize_rows(a, b, C: tl.constexpr, CB: tl.constexpr, eps):
     if CB > 0:
         b = b - mean[:, None]
         square += tl.sum(b * b, 1)
-    rstd = 1.0 / tl.sqrt(square / C + eps)
-    a = a * rstd[:, None]
-    if CB > 0:
-        b = b * rstd[:, None]
-    return a, b
+    return a, b, 1.0 / tl.sqrt(square / C + eps)
+
+
+@triton.jit
+def join_slices(
+    slices_ptr, bias_ptr, at, size, col, mask, SLICES: tl.constexpr, HAS_BIAS: tl.constexpr
+):
+    """Sum of a product's slices (ops/split_k), ``size`` values apart, in their order, bias last."""
+    y = tl.load(slices_ptr + at, mask=mask, other=0.0)
+    for part in tl.static_range(1, SLICES):
+        y += tl.load(slices_ptr + part * size + at, mask=mask, other=0.0)
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + col, mask=mask, other=0.0).to(tl.float32)
+    return y
 
 
 @triton.jit
@@ -99,6 +125,65 @@ def round_to_8_bits(x, FORMAT: tl.constexpr, MAY_BE_NAN: tl.constexpr = True):
         x = tl.minimum(tl.maximum(x, -127.0), 127.0)
         return (x + 12582912.0).to(tl.int32, bitcast=True).to(tl.int8)
     return x.to(FORMAT)
+
+
+@triton.jit
+def _saturated(x, factor, shift):
+    """``x * factor + shift`` between 0 and 1 (NaN: 0), one instruction instead of three."""
+    if HARDWARE_TANH:
+        y = tl.inline_asm_elementwise(
+            "fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", [x, factor, shift], dtype=tl.float32,
+            is_pure=True, pack=1,
+        )  # fmt: skip
+    else:
+        y = x * factor + shift
+        y = tl.where(y == y, tl.minimum(tl.maximum(y, 0.0), 1.0), 0.0)
+    return y
+
+
+@triton.jit
+def _unit_to_int8(u, centre):
+    """0 to 1 as -127 to 127 with ``centre`` = 1.5 * 2**23 - 127; the low byte holds the integer."""
+    return (u * 254.0 + centre).to(tl.int32, bitcast=True).to(tl.int8)
+
+
+@triton.jit
+def scale_to_8_bits(x, factor, FORMAT: tl.constexpr):
+    """:func:`round_to_8_bits` of ``x * factor``, finite; int8 in a third of the issue slots.
+
+    Minimum and maximum issue at half rate. A multiply-add that saturates to [0, 1] replaces both,
+    and another takes that to integers: within 1e-5 of a step, which moves what lies at a half.
+    """
+    if FORMAT == tl.int8 and ONE_FMA:
+        q = _unit_to_int8(_saturated(x, factor * (1.0 / 254.0), 0.5), 12582785.0)
+    else:
+        q = round_to_8_bits(x * factor, FORMAT, False)
+    return q
+
+
+@triton.jit
+def rows_to_8_bits(x, factor, FORMAT: tl.constexpr):
+    """The same for ``x [M, N]`` with a factor a row, ``[M, 1]``; rows whose factor is NaN are 0."""
+    if FORMAT == tl.int8 and ONE_FMA:
+        centre = tl.where(factor == factor, 12582785.0, 12582912.0)
+        q = _unit_to_int8(_saturated(x, factor * (1.0 / 254.0), 0.5), centre)
+    else:
+        q = round_to_8_bits(x * factor, FORMAT)
+    return q
+
+
+@triton.jit
+def gelu_to_8_bits(x, inverse, FORMAT: tl.constexpr):
+    """:func:`gelu` of finite numbers in steps of ``1 / inverse``."""
+    if FORMAT == tl.int8 and ONE_FMA:
+        u = _saturated(x * 0.02, x, 0.0)  # min(x**2, 50) / 50
+        z = x * (0.797481171 + u * (1.85135761 - 0.88017376 * u))
+        t = _tanh(z)
+        half = x * (inverse * (0.5 / 254.0))
+        q = _unit_to_int8(_saturated(half + half * t, 1.0, 0.5), 12582785.0)
+    else:
+        q = round_to_8_bits(scaled_gelu(x, inverse), FORMAT, False)
+    return q
 
 
 @triton.jit

@@ -62,6 +62,11 @@ class FusedMerging(Fused):
         options, norm = self._fastswin, self.norm
         half = autocast_dtype(x)
         rows_dtype = half or x.dtype
+        if not self.POST_NORM and self.reduction.bias is None:
+            return ops.gather_layer_norm_linear(
+                x, norm.weight, norm.bias, self.reduction.weight, eps=norm.eps,
+                out_dtype=rows_dtype, impl=options.impl,
+            )  # fmt: skip
         if not self.POST_NORM:
             return self.reduction(
                 ops.gather_layer_norm(

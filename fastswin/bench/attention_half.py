@@ -2,8 +2,9 @@
 
     PYTHONPATH=. python3 -m fastswin.bench.attention_half --deadline-s 90 --out DIR
 
-For stages of Swin-T, Swin-B and SwinV2-T at batches 1 to 64: what the plan launches today against
-both forms of ops/attention_half and several tiles each. Everything runs through the engine's own
+For stages of Swin-T, B and L and SwinV2-T at batches 1 to 64: what the plan launches today against
+both forms of ops/attention_half and several tiles each; where fc2 is cut along K, joining its sums
+belongs to the half. Everything runs through the engine's own
 ``Forward.attention_half`` on a second (shifted) block, proj and residual included, checked first
 (fp64 oracle, poisoned outputs, three runs bitwise), then timed in CUDA graphs of chains whose
 launches have weights of their own and start with a cold L2. At the end whole models with the best
@@ -23,7 +24,9 @@ from fastswin import ops
 from fastswin.bench.attention_half_problems import (
     HALVES,
     SWIN_B,
+    SWIN_L,
     SWIN_T,
+    SWIN_V2_T,
     CompilePool,
     Half,
     Job,
@@ -32,13 +35,14 @@ from fastswin.bench.attention_half_problems import (
 from fastswin.bench.failures import describe
 from fastswin.bench.small_batch import build
 from fastswin.bench.small_batch_layers import CHAIN_BYTES, FLUSH_BYTES, graph_us
-from fastswin.engine.bind import BlockOffsets, BoundPlan, bind
+from fastswin.engine.bind import BlockOffsets, BoundPlan, Unjoined, bind
 from fastswin.engine.forward import Forward
 from fastswin.engine.fused_attention import FusedAttention, FusedRange
 from fastswin.engine.plan import ModelPlan, StagePlan, make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import Affine, PreparedBlock, prepare
 from fastswin.engine.warmup import compile_calls, kernel_calls
+from fastswin.ops.split_k.config import SplitKConfig
 from fastswin.testing.poison import PoisonEmpty
 from fastswin.testing.tolerance import compare_to_oracle
 
@@ -51,7 +55,10 @@ CHAIN = 20
 RESERVE_S = 10.0
 
 #: (model, batch) of the whole models.
-WHOLE_MODELS = ((SWIN_T, 1), (SWIN_T, 32), (SWIN_B, 1), (SWIN_B, 32), (SWIN_T, 8), (SWIN_T, 64))
+WHOLE_MODELS = (
+    (SWIN_T, 1), (SWIN_V2_T, 1), (SWIN_B, 1), (SWIN_V2_T, 8), (SWIN_V2_T, 32), (SWIN_B, 8),
+    (SWIN_L, 1), (SWIN_T, 8), (SWIN_T, 32), (SWIN_B, 32), (SWIN_T, 64),
+)  # fmt: skip
 
 
 class Log:
@@ -77,10 +84,15 @@ class Log:
 
 @dataclasses.dataclass(frozen=True)
 class Case:
-    """One way through an attention half: the stage's plan, and what its block's readers add."""
+    """One way through an attention half: the stage's plan, and what its block's readers add.
+
+    ``unjoined`` is what an fc2 cut along K has left in front of it, as in every block but the
+    first of such a stage.
+    """
 
     stage: StagePlan
     offsets: BlockOffsets
+    unjoined: Unjoined | None = None
 
     def __str__(self) -> str:
         words = f"{self.stage.qkv}, {self.stage.attention}, {self.stage.proj}"
@@ -103,6 +115,7 @@ class Model:
         self.weights = prepare(self.model, device, torch.float16)
         self.forward = Forward(self.config, self.weights, HALF)
         self.known: set = set()
+        self._partials: dict[tuple[int, int, int], torch.Tensor] = {}
 
     def plan(self, batch: int, table: FusedAttention) -> ModelPlan:
         return make_plan(
@@ -114,7 +127,22 @@ class Model:
         key = (self.config.version, half.channels)
         plan = self.plan(half.batch, {} if form is None else {key: (form,)})
         bound = bind(plan, self.weights, HALF)
-        return Case(plan.stages[half.stage], bound.offsets[half.stage][1])
+        stage = plan.stages[half.stage]
+        return Case(stage, bound.offsets[half.stage][1], self.unjoined(half, stage))
+
+    def unjoined(self, half: Half, stage: StagePlan) -> Unjoined | None:
+        """Sums like those of fc2 cut along K, where the stage has it and joins them here (V1)."""
+        if stage.mlp != "split-k" or self.config.version == 2:
+            return None
+        tiles = stage.launch["fc2"]
+        assert isinstance(tiles, SplitKConfig)
+        key = half.stage, half.batch, tiles.splits
+        if key not in self._partials:
+            generator = torch.Generator().manual_seed(half.stage)
+            shape = (half.batch, *self.config.map_size(half.stage), half.channels)
+            partials = 0.3 * torch.randn(tiles.splits, *shape, generator=generator)
+            self._partials[key] = partials.to(self.device)
+        return Unjoined(self._partials[key], self.block(half).fc2.bias)
 
     def compile_today(self, halves: list[Half]) -> None:
         """Kernels of the separate launches, in threads; of whole models those of every layer."""
@@ -175,8 +203,14 @@ def reference(
         return None if v is None else v.to(table)
 
     assert x.shape[3] == C
+    x = x.to(dtype)
+    if case.unjoined is not None:
+        joined = case.unjoined.partials.to(table).sum(0)
+        if case.unjoined.bias is not None:
+            joined = joined + case.unjoined.bias.to(table)
+        x = (x.to(table) + joined).to(dtype)
     return ops.attention_half(
-        x.to(dtype), qkv.weight.to(dtype), vector(qkv.bias), num_heads=stage.num_heads,
+        x, qkv.weight.to(dtype), vector(qkv.bias), num_heads=stage.num_heads,
         window_size=stage.window_size,
         shift_size=stage.shift_size if block.shifted else (0, 0), bias=vector(block.bias),
         pad_qkv=None if block.pad_qkv is None else block.pad_qkv.to(dtype),
@@ -194,7 +228,9 @@ def check(model: Model, half: Half, case: Case, x: torch.Tensor) -> str:
     for _ in range(3):
         stream = x.clone()
         with PoisonEmpty():
-            model.forward.attention_half(stream, model.block(half), case.stage, case.offsets)
+            model.forward.attention_half(
+                stream, model.block(half), case.stage, case.offsets, case.unjoined
+            )
         if first is None:
             first = stream
         elif not torch.equal(first, stream):
@@ -224,7 +260,7 @@ def latency_us(
     def run() -> None:
         for index in range(CHAIN):
             block = blocks[index % len(blocks)]
-            model.forward.attention_half(stream, block, case.stage, case.offsets)
+            model.forward.attention_half(stream, block, case.stage, case.offsets, case.unjoined)
 
     return graph_us(run, flush) / CHAIN
 
@@ -270,18 +306,8 @@ def job(model: Model, half: Half, case: Case) -> Job:
     return Job(
         half.model, half.stage, form, config, stage.pdl,  # type: ignore[arg-type]
         case.offsets.norm1 is not None, table.dtype == torch.float16,
+        form == "heads" and case.unjoined is not None,
     )  # fmt: skip
-
-
-def fc2_in_place(plan: ModelPlan) -> ModelPlan:
-    """Without a product cut along K in front of a fused half, which cannot join its parts."""
-    stages = []
-    for stage in plan.stages:
-        if stage.attention == "fused" and stage.mlp == "split-k":
-            launch = {name: tiles for name, tiles in stage.launch.items() if name != "fc2"}
-            stage = dataclasses.replace(stage, mlp="library", launch=launch)
-        stages.append(stage)
-    return dataclasses.replace(plan, stages=tuple(stages))
 
 
 def whole_model(log: Log, model: Model, batch: int, best: dict[Half, FusedRange]) -> None:
@@ -295,10 +321,7 @@ def whole_model(log: Log, model: Model, batch: int, best: dict[Half, FusedRange]
     with torch.no_grad():
         truth = model.model(images)
     images = images.half()
-    fused = model.plan(batch, table)
-    plans = {"today": model.plan(batch, {}), "fused": fused}
-    if any(s.attention == "fused" and s.mlp == "split-k" for s in fused.stages):
-        plans["fused, fc2 in place"] = fc2_in_place(fused)
+    plans = {"today": model.plan(batch, {}), "fused": model.plan(batch, table)}
     for label, plan in plans.items():
         bound = bind(plan, model.weights, HALF)
         compile_calls(kernel_calls(model.forward, bound, images, model.known), model.device)

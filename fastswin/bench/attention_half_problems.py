@@ -21,7 +21,7 @@ from fastswin.ops.attention_half.config import (
 from fastswin.testing.aot import SHARED_MEMORY_LIMIT
 
 SWIN_T, SWIN_B = "swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224"
-SWIN_V2_T = "swinv2_tiny_window8_256"
+SWIN_V2_T, SWIN_L = "swinv2_tiny_window8_256", "swin_large_patch4_window7_224"
 
 #: Most windows of the form by heads, fewest of the form by windows.
 MOST_WINDOWS, FEWEST_WINDOWS = 512, 64
@@ -71,6 +71,11 @@ HALVES = tuple(
         (SWIN_T, 64, (0, 1)),
         (SWIN_B, 8, (0, 2, 3, 1)),
         (SWIN_B, 64, (0,)),
+        (SWIN_V2_T, 8, (0, 1, 2, 3)),
+        (SWIN_V2_T, 64, (0, 1, 2, 3)),
+        (SWIN_L, 1, (0, 1, 2, 3)),
+        (SWIN_L, 8, (0,)),
+        (SWIN_L, 32, (0,)),
     )
     for stage in stages
 )
@@ -96,7 +101,10 @@ def candidates(half: Half) -> Iterator[tuple[str, AttentionHalfConfig]]:
 
 @dataclasses.dataclass(frozen=True)
 class Job:
-    """What decides a binary: the stage's shapes (not the batch), the form, its tiles and flags."""
+    """What decides a binary: the stage's shapes (not the batch), the form, its tiles and flags.
+
+    ``normed`` rows come from the kernel that joins an fc2 cut along K.
+    """
 
     model: str
     stage: int
@@ -105,6 +113,7 @@ class Job:
     pdl: bool
     offset: bool
     half_table: bool
+    normed: bool = False
 
 
 def compile_job(job: Job) -> str | None:
@@ -148,7 +157,7 @@ def launch_without_data(job: Job, dtype: torch.dtype = torch.float16) -> None:
     if isinstance(job.config, HeadsConfig):
         heads.heads_attention_fwd(
             x, weight, empty(3, 3 * C), offset, bias, head_scale, pad, 0.2, nH, window, shift,
-            None if v2 else 1e-5, config=job.config, pdl=job.pdl,
+            None if v2 or job.normed else 1e-5, config=job.config, pdl=job.pdl,
         )  # fmt: skip
         return
     norm = empty(C) if v2 else None

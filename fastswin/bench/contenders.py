@@ -147,11 +147,12 @@ def _fastswin(
         **quantized,
     )  # fmt: skip
     notes = {}
-    if problem.quantized:
-        engine(images)
+    if problem.quantized or images.is_cuda:
+        engine(images)  # places the weights that its plan asks for
         report = engine.report(len(images), problem.swin_config.image_size)
-        notes = {"mix": mix, "quantized_layers": report.quantized_layers}
         notes["weights_mib"] = f"{report.weights_mib:.1f}"
+        if problem.quantized:
+            notes |= {"mix": mix, "quantized_layers": report.quantized_layers}
     if not images.is_cuda:
         choice = engine.report().backend
         assert choice is not None

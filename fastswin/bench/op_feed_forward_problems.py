@@ -132,7 +132,7 @@ def forward_candidates(problem: FeedForwardProblem) -> list[FusedConfig | Epilog
     C, hidden = problem.channels, problem.ratio * problem.channels
     found: list[FusedConfig | EpilogueConfig] = []
     default = _default(problem).forward
-    if default is not None:
+    if isinstance(default, FusedConfig | EpilogueConfig):
         found.append(default)
     if fused_blocker(C, hidden, C) is None:
         found += [FusedConfig(*tile, tma=True) for tile in _FORWARD_TILES]
@@ -146,7 +146,7 @@ def backward_candidates(problem: FeedForwardProblem) -> list[FusedConfig | Epilo
     C, hidden = problem.channels, problem.ratio * problem.channels
     found: list[FusedConfig | EpilogueConfig] = []
     default = _default(problem).backward
-    if default is not None:
+    if isinstance(default, FusedConfig | EpilogueConfig):
         found.append(default)
     if fused_blocker(C, hidden, C) is None:
         for rows, units, warps, stages, store, registers in _BACKWARD_TILES:

@@ -45,6 +45,7 @@ def other_calls(stage: str, formats: Sequence[str], device: torch.device) -> Cal
 def _norms(x: torch.Tensor, formats: Sequence[str]) -> Calls:
     from fastswin.ops.layer_norm.forward import layer_norm_fwd
     from fastswin.ops.patch_merging.forward import gather_neighbours_fwd
+    from fastswin.ops.patch_merging.quantized import gather_quantize_fwd
     from fastswin.ops.quantize.forward import quantize_fwd
 
     step = torch.full((1,), 0.03, device=x.device)
@@ -63,7 +64,7 @@ def _norms(x: torch.Tensor, formats: Sequence[str]) -> Calls:
 
         calls[f"norm {name}"] = lambda norm=norm: norm(output_scale=step)  # type: ignore[misc]
         calls[f"norm {name} token"] = lambda norm=norm, rows=rows: norm(row_scale=rows)  # type: ignore[misc]
-        calls[f"merge {name}"] = lambda dtype=dtype: gather_neighbours_fwd(  # type: ignore[misc]
+        calls[f"merge {name}"] = lambda dtype=dtype: gather_quantize_fwd(  # type: ignore[misc]
             x, EPS, offset, step, dtype
         )
         calls[f"quantize {name}"] = lambda dtype=dtype: quantize_fwd(x, step, dtype, None)  # type: ignore[misc]

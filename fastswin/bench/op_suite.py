@@ -174,6 +174,8 @@ def make_parser(
     )
     parser.add_argument("--cases", default="", help="comma-separated; all by default")
     parser.add_argument("--sweep", action="store_true")
-    parser.add_argument("--workers", type=int, default=12, help="compiling processes of --sweep")
+    parser.add_argument(
+        "--workers", type=int, default=12, help="compiling processes of --sweep and --warm"
+    )
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     return parser

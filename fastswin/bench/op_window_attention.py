@@ -4,9 +4,11 @@ Every problem is checked first (fp64 oracle: output, dqkv, dbias, all elements),
 problem prints no speed. Contenders take qkv in image order and return image order: eager, eager
 compiled, SDPA with bias and mask expanded to every window (compiled, too), FlexAttention compiled.
 The roofline is the bytes of qkv, output and their gradients, each moved once, over the copy rate
-of the same run. All are timed inside CUDA graphs.
+of the same run. All are timed inside CUDA graphs. Peak memory is that of one call, its results
+(output, gradients) included, beside the inputs.
 
     --backward   also times the backward alone and forward + backward ("step")
+    --warm       fills torch.compile's caches instead, --workers processes side by side
     --sweep      tries launch configurations of the backward instead and prints the best ones
 """
 
@@ -94,7 +96,7 @@ def contenders(problem: AttentionProblem, names: Sequence[str]) -> dict[str, Fun
     return {name: made[name]() for name in names}
 
 
-def _make_call(function: Function, inputs: Inputs, direction: str) -> Call:
+def make_call(function: Function, inputs: Inputs, leaves: Inputs, direction: str) -> Call:
     """One call of one direction; the backward replays the graph that is built here."""
     if direction == "forward":
 
@@ -103,17 +105,16 @@ def _make_call(function: Function, inputs: Inputs, direction: str) -> Call:
                 return function(inputs)
 
         return forward
-    leaves = inputs.leaves()
     if direction == "step":
         return lambda: torch.autograd.grad(function(leaves), leaves.wanted, leaves.grad)
     out = function(leaves)
     return lambda: torch.autograd.grad(out, leaves.wanted, leaves.grad, retain_graph=True)
 
 
-def _peak_mib(make_call: Callable[[], Call]) -> float:
+def _peak_mib(made: Callable[[], Call]) -> float:
     """Peak memory of one call above what is held without it."""
     held = held_mib()
-    call = make_call()
+    call = made()
     call()
     return peak_mib(call, held)
 
@@ -136,17 +137,18 @@ def measure_problem(
         return []
     release_memory()
     functions = contenders(problem, variants)
+    leaves = inputs.leaves()
     calls = CAPTURED_CALLS if device.type == "cuda" else 0
     records = []
     for direction in directions:
         floor_ms = problem.live_bytes(direction) / ceilings.copy_tbs * 1e-9
         built: list[Candidate] = []
         for name, function in functions.items():
-            make_call = functools.partial(_make_call, function, inputs, direction)
+            made_call = functools.partial(make_call, function, inputs, leaves, direction)
             try:
                 # before the next graph's pool holds memory; the compiled code has to stay
-                peak = _peak_mib(make_call) if device.type == "cuda" else None
-                made = captured_candidate(name, make_call, calls)
+                peak = _peak_mib(made_call) if device.type == "cuda" else None
+                made = captured_candidate(name, made_call, calls)
                 built.append(dataclasses.replace(made, peak_mib=peak))
             except Exception as failure:
                 say(f"  {direction} {name}: {describe(failure).message}")
@@ -174,7 +176,8 @@ def _record(
     calls = max(1, captured_calls)
     median_ms = timing.median_ms / calls
     percent = 100 * floor_ms / median_ms
-    say(f"  {direction:8} {variant:12} {median_ms:8.4f} ms  {percent:5.1f} % of copy")
+    memory = "" if timing.peak_mib is None else f"  {timing.peak_mib:7.1f} MiB"
+    say(f"  {direction:8} {variant:12} {median_ms:8.4f} ms  {percent:5.1f} % of copy{memory}")
     record = make_record(
         problem.case, problem.dtype, problem.batch, variant, direction, timing, floor_ms, error,
         calls=calls, graph=captured_calls > 0,
@@ -222,6 +225,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = make_parser("fastswin.bench.op_window_attention", 0.3)
     parser.add_argument("--variants", default=",".join(VARIANTS), help="comma-separated")
     parser.add_argument("--backward", action="store_true")
+    parser.add_argument("--warm", action="store_true")
     options = parser.parse_args(arguments)
     device = torch.device(options.device)
     names = [name for name in options.cases.split(",") if name]
@@ -232,9 +236,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             sweep(device, names, options.workers, options.deadline_s)
             return 0
+        variants = options.variants.split(",")
+        if options.warm:
+            from fastswin.bench.op_window_attention_warm import warm
+
+            warm(device, names, variants, options.workers, options.backward, print_line)
+            return 0
         result = run(
             device, options.out, names, options.seconds, options.deadline_s,
-            backward=options.backward, variants=options.variants.split(","),
+            backward=options.backward, variants=variants,
         )  # fmt: skip
     except ValueError as error:
         print(error, file=sys.stderr)

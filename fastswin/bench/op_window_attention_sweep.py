@@ -38,13 +38,21 @@ Job = tuple[AttentionProblem, BackwardConfig]
 def configurations(problem: AttentionProblem) -> list[BackwardConfig]:
     """Candidates of one problem, the default first."""
     itemsize = problem.torch_dtype.itemsize
-    default = default_backward_config(problem.tokens, 32, itemsize)
+    default = default_backward_config(problem.tokens, 32, itemsize, plain=not problem.cosine)
     if takes_whole_windows(problem.tokens, 32, itemsize):
-        found: Iterator[BackwardConfig] = (
-            WholeBackwardConfig(warps, stages, programs)
-            for warps, stages, programs in itertools.product(
-                (4, 8), (1, 2, 3, 4), (132, 264, 396, 528)
-            )
+        found: Iterator[BackwardConfig] = itertools.chain(
+            (
+                WholeBackwardConfig(warps, stages, programs)
+                for warps, stages, programs in itertools.product(
+                    (4, 8), (1, 2, 3, 4), (132, 264, 396, 528)
+                )
+            ),
+            (
+                WholeBackwardConfig(4, stages, programs, by_kind=True, holds_bias=holds)
+                for stages, programs, holds in itertools.product(
+                    (2, 3, 4, 5), (264, 528), (True, False)
+                )
+            ),
         )
     else:
         found = _tiled(problem.tokens, default)

@@ -180,15 +180,21 @@ class QuantSuite:
         self.compiled: set[str] = set()
 
     def run(self, problem: Problem, batches: Sequence[int]) -> list[Outcome]:
-        """One problem; whatever goes wrong with it becomes an outcome."""
+        """One problem; whatever goes wrong with it becomes an outcome.
+
+        Args:
+            problem: a model and batch.
+            batches: whose kernels are compiled first, where the model is new. Without any, another
+                process is at it, so that contenders which are not ours are built before.
+        """
         release_memory()
         try:
             with current_device(self.device):
                 source = self.sources.get(problem)
-                if problem.model not in self.compiled:
+                if batches and problem.model not in self.compiled:
                     self.compiled.add(problem.model)
                     self.compile(source, problem, batches)
-                return self.measure(source, problem)
+                return self.measure(source, problem, ours_last=not batches)
         except Exception as error:
             failure = describe(error)
             return [
@@ -198,7 +204,7 @@ class QuantSuite:
     def compile(self, source: Source, problem: Problem, batches: Sequence[int]) -> None:
         """Kernels of every batch, side by side; an engine that fails here is reported later."""
         for entry in self.entries:
-            if not entry.variant.startswith("fastswin"):
+            if not entry.is_ours:
                 continue
             start = time.monotonic()
             own = dataclasses.replace(problem, dtype=entry.dtype)
@@ -217,13 +223,19 @@ class QuantSuite:
             took = time.monotonic() - start
             self.progress(f"{problem.model} {entry}: {count} kernels compiled in {took:.1f} s")
 
-    def measure(self, source: Source, problem: Problem) -> list[Outcome]:
-        """Build, check, then time in turn."""
+    def measure(self, source: Source, problem: Problem, ours_last: bool = False) -> list[Outcome]:
+        """Build, check, then time in turn.
+
+        Args:
+            source: the model.
+            problem: a model and batch.
+            ours_last: whether contenders that are not ours are built first.
+        """
         gates: dict[str, Any] = {}
         outcomes: dict[Entry, Outcome] = {}
         built: dict[Entry, Any] = {}
         candidates = []
-        for entry in self.entries:
+        for entry in sorted(self.entries, key=lambda e: ours_last and e.is_ours):
             own = dataclasses.replace(problem, dtype=entry.dtype)
             if entry.dtype not in gates:
                 gates[entry.dtype] = make_gate(source, own, self.device)

@@ -24,6 +24,11 @@ class Entry:
     def __str__(self) -> str:
         return f"{self.dtype} {self.variant}"
 
+    @property
+    def is_ours(self) -> bool:
+        """Whether it is an engine of this package."""
+        return self.variant.startswith("fastswin")
+
     @classmethod
     def parse(cls, text: str) -> Entry:
         """``int8`` or ``fp16:compile-reduce-overhead``.

@@ -17,22 +17,24 @@ class Form:
         layers: kinds of layers.
         narrow_attention: whether q, k and v are stored in 8 bits, where the scheme has that.
         one_kernel: whether the MLP is one 8-bit kernel.
-        library: whether the CUDA library multiplies, where it can.
+        library: kinds of layers that the CUDA library multiplies, where it can.
     """
 
     layers: tuple[str, ...] = ()
     narrow_attention: bool = True
     one_kernel: bool = False
-    library: bool = False
+    library: tuple[str, ...] = ()
 
-    def in_library(self) -> Form | None:
-        """The same by the library; None where it has no such form.
+    def in_library(self) -> dict[str, Form]:
+        """The same with some or all products by the library, named by what it multiplies.
 
         It has no MLP in one kernel, and its weight of qkv holds the steps of an 8-bit output.
         """
         if not self.layers or self.one_kernel or not self.narrow_attention:
-            return None
-        return dataclasses.replace(self, library=True)
+            return {}
+        several = self.layers if len(self.layers) > 1 else ()
+        found = {f"{kind} in library": (kind,) for kind in several} | {"library": self.layers}
+        return {name: dataclasses.replace(self, library=kinds) for name, kinds in found.items()}
 
     def block(self, formats: BlockFormats, block: PreparedBlock, fits: bool) -> BlockFormats:
         """A block with only these layers in 8 bits; ``fits``: one kernel can hold its MLP."""
@@ -50,7 +52,7 @@ class Form:
         """How one layer runs, where the scheme has it as ``layer``."""
         if kind not in self.layers:
             return WIDE_LAYER
-        if self.library and isinstance(forms, LayerForms) and forms.has_library:
+        if kind in self.library and isinstance(forms, LayerForms) and forms.has_library:
             return LayerFormat("fp8", "cublaslt")
         return layer
 

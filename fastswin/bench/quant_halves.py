@@ -22,7 +22,7 @@ import functools
 import json
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -54,9 +54,13 @@ from fastswin.ops.quantized_mlp.config import quantized_mlp_blocker
 
 Row = dict[str, Any]
 Times = dict[str, float]
+Progress = Callable[[str], None]
 
 #: Runs of a stage in one CUDA graph: launched from the host, a block takes 200 us at any size.
 CAPTURED_CALLS = 2
+
+#: Discarded replays of a form: half a second of them for each of 50 forms is most of a run.
+WARM_REPLAYS = 5
 
 NO_OFFSETS = BlockOffsets(None, None)
 
@@ -85,8 +89,8 @@ class HalfTimer:
         self.plan: ModelPlan = self.engine.report(problem.batch, size).plan
         self.forward = cast(QuantizedForward, self.engine._forward)
 
-    def compile(self) -> None:
-        """Kernels of every form, side by side."""
+    def compile(self) -> int:
+        """Kernels of every form, side by side; returns how many distinct calls there were."""
         config = self.problem.swin_config
         images = torch.empty(
             self.problem.batch, config.in_channels, *config.image_size, device=self.device,
@@ -101,14 +105,15 @@ class HalfTimer:
             bound = bind(plan, self.forward.weights, self.forward.precision)
             calls += kernel_calls(self.forward, bound, images, known)
         compile_calls(calls, self.device)
+        return len(calls)
 
     def forms(self, half: str) -> dict[str, Form]:
         """What is timed of a half, and by the CUDA library where that is an alternative."""
         found = dict(HALVES[half])
         if self.problem.dtype == "fp8" and library_linear_blocker(self.device, FP8) is None:
             for name, form in HALVES[half].items():
-                if by_library := form.in_library():
-                    found[f"{name} library"] = by_library
+                by_library = form.in_library()
+                found |= {f"{name}, {which}": same for which, same in by_library.items()}
         return found
 
     def stage(self, stage: StagePlan, form: Form) -> StagePlan:
@@ -139,16 +144,18 @@ class HalfTimer:
             )
         )
 
-    def run(self) -> list[Row]:
-        """One row for every stage and half."""
-        rows = []
+    def run(self, progress: Progress = lambda line: None) -> Iterator[Row]:
+        """One row for every stage and half, as it is timed.
+
+        Args:
+            progress: receives what is done before the first row.
+        """
         with torch.no_grad(), self.engine.own_numerics():
-            self.compile()
+            progress(f"{self.problem}: {self.compile()} calls compiled")
             for stage in self.plan.stages:
                 for half in HALVES:
                     if half != "merge" or stage.merge is not None:
-                        rows.append(self.row(stage, half))
-        return rows
+                        yield self.row(stage, half)
 
     def row(self, stage: StagePlan, half: str) -> Row:
         H, W = stage.map_size
@@ -166,7 +173,9 @@ class HalfTimer:
             for name, form in wanted.items()
         ]
         blocks = max(1, calls) * (1 if half == "merge" else stage.depth)
-        timings = measure(candidates, make_clock(self.device), seconds=self.seconds)
+        timings = measure(
+            candidates, make_clock(self.device), seconds=self.seconds, warmup=WARM_REPLAYS
+        )
         return {
             "case": self.problem.model,
             "format": self.problem.dtype,
@@ -256,32 +265,40 @@ def run(
     card = device_name(device)
     folder = out / card_slug(card)
     folder.mkdir(parents=True, exist_ok=True)
-    sources, rows = SourceCache(), []
+    sources = SourceCache()
+    rows: list[Row] = []
+
+    def say(line: str) -> None:
+        print(f"[{time.monotonic() - start:4.0f} s] {line}", flush=True)
+
     for problem in problems:
         if time.monotonic() - start > deadline_s:
-            print(f"{problem}: skipped, deadline of {deadline_s:g} s passed", flush=True)
+            say(f"{problem}: skipped, deadline of {deadline_s:g} s passed")
             code = 1
             continue
+        found: list[Row] = []
         try:
             with current_device(device):
                 timer = HalfTimer(sources.get(problem), problem, device, seconds)
-                found = timer.run()
-            table = speed_table(found, timer.plan, card)
+                say(f"{problem}: calibrated and packed")
+                for row in timer.run(say):
+                    found.append(row)
+                    text = json.dumps(rows + found, indent=1) + "\n"
+                    write_text(folder / "quant_halves.json", text)
+                    times = ", ".join(f"{form} {us}" for form, us in row["latency_us"].items())
+                    say(
+                        f"{problem} stage {row['stage']} ({row['rows']} x {row['channels']}) "
+                        f"{row['half']}: {times} us"
+                    )
+                table = speed_table(found, timer.plan, card)
         except Exception as error:
-            print(f"{problem}: {describe(error).message}", flush=True)
+            say(f"{problem}: {describe(error).message}")
             code = 1
             continue
-        rows += found
-        write_text(folder / "quant_halves.json", json.dumps(rows, indent=1) + "\n")
+        finally:
+            rows += found
         name = f"speed-{problem.model}-{problem.dtype}-b{problem.batch}.json"
         write_text(folder / name, json.dumps(table, indent=1) + "\n")
-        for row in found:
-            times = ", ".join(f"{form} {us}" for form, us in row["latency_us"].items())
-            print(
-                f"[{time.monotonic() - start:4.0f} s] {problem} stage {row['stage']} "
-                f"({row['rows']} x {row['channels']}) {row['half']}: {times} us",
-                flush=True,
-            )
         del timer
         release_memory()
     return code

@@ -42,11 +42,14 @@ class Job:
         problem: one model and batch.
         shared: what all problems of the run share.
         compile_threads: of TorchInductor.
+        warm_batches: batches whose kernels of ours it compiles first, for all processes of its
+            model; those without build the contenders of others first, and find them on disk.
     """
 
     problem: Problem
     shared: Shared
     compile_threads: int
+    warm_batches: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,12 +107,13 @@ def run_side_by_side(
     if processes < 1:
         raise ValueError(f"processes must be at least 1, got {processes}")
     threads = max(2, (os.cpu_count() or 1) // processes)
-    waiting, running = list(problems), list[_Worker]()
+    waiting = _jobs(problems, shared, threads)
+    running: list[_Worker] = []
     impatient = time.monotonic() + build_s
     try:
         while waiting or running:
             while waiting and len(running) < processes and time.monotonic() < deadline:
-                running.append(_start(Job(waiting.pop(0), shared, threads)))
+                running.append(_start(waiting.pop(0)))
             if time.monotonic() >= deadline and not any(worker.ready for worker in running):
                 break
             limit = deadline if time.monotonic() > impatient else min(impatient, deadline)
@@ -126,12 +130,20 @@ def run_side_by_side(
                     for worker in [worker for worker in running if worker.ready]:
                         running.remove(worker)
                         yield worker.problem, _turn(worker)
-        for problem in [worker.problem for worker in running] + waiting:
+        for problem in [*(w.problem for w in running), *(job.problem for job in waiting)]:
             yield problem, "the deadline passed before it was built"
     finally:
         for worker in running:
             worker.process.terminate()
             worker.process.join(timeout=10)
+
+
+def _jobs(problems: Sequence[Problem], shared: Shared, threads: int) -> list[Job]:
+    """One a problem, in order; the first of every model warms the batches of all."""
+    batches: dict[str, list[int]] = {}
+    for problem in problems:
+        batches.setdefault(problem.model, []).append(problem.batch)
+    return [Job(p, shared, threads, tuple(batches.pop(p.model, ()))) for p in problems]
 
 
 def _start(job: Job) -> _Worker:
@@ -198,7 +210,8 @@ def _work(job: Job, pipe: multiprocessing.connection.Connection) -> None:
     """Body of a process."""
     # the default starts one compiler per core in every process; a single one takes minutes
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", str(job.compile_threads))
-    torch.set_num_threads(1)  # every process would wake a thread per core to make its weights
+    # every process would wake a thread per core to make its weights; others wait for who warms
+    torch.set_num_threads(2 if job.warm_batches else 1)
     from fastswin.bench.quant import QuantSuite
 
     @contextlib.contextmanager
@@ -208,4 +221,4 @@ def _work(job: Job, pipe: multiprocessing.connection.Connection) -> None:
         yield
 
     suite = QuantSuite(job.shared, exclusive=turn)
-    pipe.send(suite.run(job.problem, [job.problem.batch]))
+    pipe.send(suite.run(job.problem, job.warm_batches))

@@ -52,7 +52,9 @@ def build_source(problem: Problem) -> Source:
     timm_source = _timm_source(problem) if problem.config is None else None
     if timm_source is not None:
         return timm_source
-    model = SwinTransformer(problem.swin_config)
+    with torch.device("meta"):  # every parameter is written below and there are no buffers:
+        model = SwinTransformer(problem.swin_config)
+    model = model.to_empty(device="cpu")  # the usual initial numbers of a Swin-L take 6 s
     if problem.checkpoint is None:
         perturb_weights(model)
     else:

@@ -25,12 +25,14 @@ class BlockOffsets:
     """Pending biases ``[C]`` that the two readers of one block add; None where there are none.
 
     ``qkv_vectors`` are what a fused attention of heads adds behind its projections
-    (ops/attention_half/packing.py); None without it.
+    (ops/attention_half/packing.py), ``fc1_sums [hidden]`` what a LayerNorm behind fc1's product
+    takes off (ops/linear/one_shot.py); None without it.
     """
 
     norm1: Offset
     norm2: Offset
     qkv_vectors: torch.Tensor | None = None
+    fc1_sums: torch.Tensor | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -67,7 +69,9 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
     """
     offsets, ends = [], []
     for stage, blocks in zip(plan.stages, weights.stages, strict=True):
-        key = (stage.stage, stage.attention, stage.proj, stage.mlp, stage.formats)
+        key = (
+            stage.stage, stage.attention, stage.proj, stage.mlp, stage.norm2, stage.formats,
+        )  # fmt: skip
         if key not in weights.offsets:
             weights.offsets[key] = _pending_biases(stage, blocks)
         rows, end = weights.offsets[key]
@@ -94,7 +98,11 @@ def _pending_biases(
             pending = _add(pending, block.proj.bias)
         if stage.attention == "fused" and proj != "inside":
             vectors = pack_projection(block.qkv.weight, block.qkv.bias, norm1)
-        rows.append(BlockOffsets(norm1, pending, vectors))
+        sums = None
+        wide = stage.formats is None or not stage.formats.blocks[number].fc1.quantized
+        if stage.norm2 == "behind" and block.norm2 is None and wide:
+            sums = block.fc1.weight.double().sum(1).float()
+        rows.append(BlockOffsets(norm1, pending, vectors, sums))
         if mlp == "fused":  # adds the offset to the residual it writes back
             pending = None
         elif _defers_bias(mlp, block):

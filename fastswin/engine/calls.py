@@ -130,19 +130,20 @@ def record_calls(
     noted = type(forward)(forward.config, forward.weights, forward.precision, recorder)
     with recorder:
         x = noted.embed(images, bound.plan)
+        unjoined = None
         for index, stage in enumerate(bound.plan.stages):
             blocks = forward.weights.stages[index]
             unjoined = None
             for block, offsets in zip(blocks, bound.offsets[index], strict=True):
                 recorder.enter(index, _weights_of(block))
-                noted.attention_half(x, block, stage, offsets, unjoined)
-                unjoined = noted.mlp_half(x, block, stage, offsets)
-            noted.join(x, unjoined, stage)
+                stats = noted.attention_half(x, block, stage, offsets, unjoined)
+                unjoined = noted.mlp_half(x, block, stage, offsets, stats)
+            unjoined = noted.end_stage(x, unjoined, stage)
             if stage.merge is not None:
                 recorder.enter(index, {}, default="merge")
-                x = noted.merge(x, index, stage, bound.stage_end[index])
+                x = noted.merge(x, index, stage, bound.stage_end[index], unjoined)
         recorder.enter(None, {}, default="head")
-        noted.classify(x, bound)
+        noted.classify(x, bound, unjoined)
     return recorder.calls()
 
 

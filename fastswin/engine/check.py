@@ -40,9 +40,9 @@ def check_finite(forward: Forward, images: torch.Tensor, bound: BoundPlan) -> li
         blocks = forward.weights.stages[index]
         for number, block in enumerate(blocks):
             offsets = bound.offsets[index][number]
-            forward.attention_half(x, block, stage, offsets)
+            stats = forward.attention_half(x, block, stage, offsets)
             _record(ranges, x, forward, stage=index, block=number, half="attention")
-            forward.join(x, forward.mlp_half(x, block, stage, offsets), stage)
+            forward.join(x, forward.mlp_half(x, block, stage, offsets, stats), stage)
             _record(ranges, x, forward, stage=index, block=number, half="mlp")
         if stage.merge is not None:
             x = forward.merge(x, index, stage, bound.stage_end[index])

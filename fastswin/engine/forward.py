@@ -20,6 +20,7 @@ from fastswin.engine.plan import ModelPlan, StagePlan
 from fastswin.engine.precision import Precision
 from fastswin.engine.prepare import Linear, Norm, PreparedBlock, PreparedModel
 from fastswin.models.config import SwinConfig
+from fastswin.ops.linear.config import OneShotConfig
 
 
 class Forward:
@@ -41,19 +42,26 @@ class Forward:
 
     def logits(self, images: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
         """Logits ``[B, classes]``, or pooled features ``[B, C]`` without a head."""
-        return self.classify(self.stages(images, bound)[-1], bound)
+        outputs, unjoined = self._stages(images, bound)
+        return self.classify(outputs[-1], bound, unjoined)
 
-    def classify(self, x: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
-        """The last stage's stream to logits: final norm, mean over tokens, head."""
+    def classify(
+        self, x: torch.Tensor, bound: BoundPlan, unjoined: Unjoined | None = None
+    ) -> torch.Tensor:
+        """The last stage's stream to logits: final norm, mean over tokens, head.
+
+        ``unjoined`` is what its last block has left.
+        """
         norm, head = self.weights.norm, self.weights.head
         if head is not None and bound.plan.head == "fused":
+            self.join(x, unjoined, bound.plan.stages[-1])
             return self.ops.norm_pool_head(
                 x, norm.weight, norm.bias, head.weight, head.bias, eps=self.eps,
                 offset=bound.stage_end[-1], impl="triton", pdl=bound.plan.pdl,
             )  # fmt: skip
         pooled = self.ops.norm_pool(
             x, norm.weight, norm.bias, eps=self.eps, offset=bound.stage_end[-1],
-            impl=_impl(bound.plan.pool), pdl=bound.plan.pdl,
+            **_slices(unjoined), impl=_impl(bound.plan.pool), pdl=bound.plan.pdl,
         )  # fmt: skip
         if head is None:
             return pooled
@@ -73,20 +81,38 @@ class Forward:
 
     def stages(self, images: torch.Tensor, bound: BoundPlan) -> list[torch.Tensor]:
         """Residual stream at the end of every stage, without its pending biases."""
+        outputs, unjoined = self._stages(images, bound)
+        self.join(outputs[-1], unjoined, bound.plan.stages[-1])
+        return outputs
+
+    def _stages(
+        self, images: torch.Tensor, bound: BoundPlan
+    ) -> tuple[list[torch.Tensor], Unjoined | None]:
+        """:meth:`stages`, and what the last stream may still lack."""
         x = self.embed(images, bound.plan)
         outputs = []
+        unjoined = None
         for index, stage in enumerate(bound.plan.stages):
             unjoined = None
             for block, offsets in zip(
                 self.weights.stages[index], bound.offsets[index], strict=True
             ):
-                self.attention_half(x, block, stage, offsets, unjoined)
-                unjoined = self.mlp_half(x, block, stage, offsets)
-            self.join(x, unjoined, stage)
+                stats = self.attention_half(x, block, stage, offsets, unjoined)
+                unjoined = self.mlp_half(x, block, stage, offsets, stats)
+            unjoined = self.end_stage(x, unjoined, stage)
             outputs.append(x)
             if stage.merge is not None:
-                x = self.merge(x, index, stage, bound.stage_end[index])
-        return outputs
+                x = self.merge(x, index, stage, bound.stage_end[index], unjoined)
+        return outputs, unjoined
+
+    def end_stage(
+        self, x: torch.Tensor, unjoined: Unjoined | None, stage: StagePlan
+    ) -> Unjoined | None:
+        """Join what the last block has left, unless merging or the pool does, who then get it."""
+        if stage.end == "reader":
+            return unjoined
+        self.join(x, unjoined, stage)
+        return None
 
     def embed(self, images: torch.Tensor, plan: ModelPlan) -> torch.Tensor:
         """Images to the residual stream ``[B, H, W, C]``."""
@@ -125,39 +151,54 @@ class Forward:
         stage: StagePlan,
         offsets: BlockOffsets,
         unjoined: Unjoined | None = None,
-    ) -> None:
+    ) -> Offset:
         """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place.
 
         ``unjoined`` is what the block before has left, added to the stream on the way.
+
+        Returns:
+            Statistics of the stream for :meth:`mlp_half` (:meth:`project_back`); mostly None.
         """
         if stage.attention == "fused":
-            self.join(x, unjoined, stage)
-            self.fused_attention_half(x, block, stage, offsets)
-            return
+            return self.fused_attention_half(x, block, stage, offsets, unjoined)
         qkv = self.project_qkv(x, block, stage, offsets.norm1, unjoined)
-        self.project_back(x, self.attention(qkv, block, stage), block, stage)
+        return self.project_back(x, self.attention(qkv, block, stage), block, stage)
 
     def fused_attention_half(
-        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offsets: BlockOffsets
-    ) -> None:
-        """:meth:`attention_half` as one kernel, or as one and proj."""
+        self,
+        x: torch.Tensor,
+        block: PreparedBlock,
+        stage: StagePlan,
+        offsets: BlockOffsets,
+        unjoined: Unjoined | None = None,
+    ) -> Offset:
+        """:meth:`attention_half` as one kernel, or as one and proj.
+
+        By heads, rows that a join has to read anyway are normalised there: the kernel is without
+        its pass for statistics, which every head of a window repeats.
+        """
         shift = stage.shift_size if block.shifted else (0, 0)
         table = block.bias_table(shift, self.precision.dtype)
         geometry = (block.scale, stage.num_heads, stage.window_size, shift)
         norm, config = block.norm1, stage.launch.get("attention")
         if stage.proj == "inside":
+            self.join(x, unjoined, stage)
             self.ops.packed_attention_half(
                 x, block.qkv.weight, block.qkv.bias, offsets.norm1, table, block.head_scale,
                 block.pad_qkv, block.proj.weight, block.proj.bias,
                 None if norm is None else norm.weight, None if norm is None else norm.bias,
                 *geometry, self.eps, norm is None, config, out=x, pdl=stage.pdl,
             )  # fmt: skip
-            return
+            return None
+        rows, eps = x, self.eps if norm is None else None
+        if unjoined is not None:
+            assert offsets.norm1 is None  # the product before had room for its bias
+            rows, eps = self.join(x, unjoined, stage, norm="pre"), None
         attended = self.ops.packed_heads_attention(
-            x, block.qkv.weight, offsets.qkv_vectors, offsets.norm1, table, block.head_scale,
-            block.pad_qkv, *geometry, self.eps if norm is None else None, config, pdl=stage.pdl,
+            rows, block.qkv.weight, offsets.qkv_vectors, offsets.norm1, table, block.head_scale,
+            block.pad_qkv, *geometry, eps, config, pdl=stage.pdl,
         )  # fmt: skip
-        self.project_back(x, attended, block, stage)
+        return self.project_back(x, attended, block, stage)
 
     def project_qkv(
         self,
@@ -190,8 +231,14 @@ class Forward:
 
     def project_back(
         self, x: torch.Tensor, attended: torch.Tensor, block: PreparedBlock, stage: StagePlan
-    ) -> None:
-        """Attention's output ``[B, H, W, C]`` through proj onto the stream, in place."""
+    ) -> Offset:
+        """Attention's output ``[B, H, W, C]`` through proj onto the stream, in place.
+
+        Returns:
+            Where the second norm is behind fc1's product, mean and squared deviations of parts of
+            the stream's rows ``[2, parts, rows]`` (ops/linear/one_shot.py); else None.
+        """
+        stats = None
         if block.norm1 is not None:
             if stage.proj == "fused":
                 branch = self.ops.linear(
@@ -202,12 +249,20 @@ class Forward:
                 branch = F.linear(attended, block.proj.weight, block.proj.library_bias)
             self._add_normed(x, branch, block.norm1, _impl(stage.qkv), stage.pdl)
         elif stage.proj == "fused":
+            tiles = stage.launch.get("proj")
+            if stage.norm2 == "behind":
+                assert isinstance(tiles, OneShotConfig)
+                C = x.shape[3]
+                stats = torch.empty(
+                    2, C // tiles.block_n, x.numel() // C, dtype=torch.float32, device=x.device
+                )
             self.ops.linear(
-                attended, block.proj.weight, block.proj.bias, residual=x, out=x, impl="triton",
-                config=stage.launch.get("proj"), pdl=stage.pdl,
+                attended, block.proj.weight, block.proj.bias, residual=x, out=x, stats_out=stats,
+                impl="triton", config=tiles, pdl=stage.pdl,
             )  # fmt: skip
         else:
             self._accumulate(x, attended, block.proj, deferred=in_place(stage.proj))
+        return stats
 
     def attention(self, qkv: torch.Tensor, block: PreparedBlock, stage: StagePlan) -> torch.Tensor:
         """Window attention ``[B, H, W, 3C] -> [B, H, W, C]``."""
@@ -225,9 +280,16 @@ class Forward:
         )  # fmt: skip
 
     def mlp_half(
-        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offsets: BlockOffsets
+        self,
+        x: torch.Tensor,
+        block: PreparedBlock,
+        stage: StagePlan,
+        offsets: BlockOffsets,
+        stats: Offset = None,
     ) -> Unjoined | None:
         """``x += mlp(norm2(x))`` (V1) or ``x += norm2(mlp(x))`` (V2), in place.
+
+        ``stats`` are :meth:`attention_half`'s.
 
         Returns:
             What the stream lacks, for :meth:`attention_half` or :meth:`join`; mostly None.
@@ -244,7 +306,7 @@ class Forward:
                 config=stage.launch.get("mlp"), pdl=stage.pdl,
             )  # fmt: skip
             return None
-        h = self.hidden(x, block, stage, offsets.norm2)
+        h = self.hidden(x, block, stage, offsets, stats)
         if stage.mlp == "split":
             self.ops.linear(
                 h, fc2.weight, fc2.bias, residual=x, out=x, impl="triton",
@@ -278,11 +340,23 @@ class Forward:
         return x if normed is None else normed
 
     def hidden(
-        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offset: Offset
+        self,
+        x: torch.Tensor,
+        block: PreparedBlock,
+        stage: StagePlan,
+        offsets: BlockOffsets,
+        stats: Offset = None,
     ) -> torch.Tensor:
         """``gelu(fc1(x))`` ``[B, H, W, hidden]``, normalised first in V1."""
-        fc1 = block.fc1
+        fc1, offset = block.fc1, offsets.norm2
         tiles = stage.launch.get("fc1")
+        if stats is not None and offsets.fc1_sums is not None:
+            assert offset is None  # the product before had room for its bias
+            return self.ops.linear(
+                x, fc1.weight, fc1.bias, activation="gelu", layer_norm_eps=self.eps,
+                norm_stats=stats, weight_sums=offsets.fc1_sums, impl="triton", config=tiles,
+                pdl=stage.pdl,
+            )  # fmt: skip
         if stage.mlp == "split":
             return self.ops.linear(
                 x, fc1.weight, fc1.bias, activation="gelu", layer_norm_eps=self.eps,
@@ -317,20 +391,35 @@ class Forward:
         else:
             self._accumulate(x, h, fc2, deferred=in_place(word))
 
-    def merge(self, x: torch.Tensor, index: int, stage: StagePlan, offset: Offset) -> torch.Tensor:
+    def merge(
+        self,
+        x: torch.Tensor,
+        index: int,
+        stage: StagePlan,
+        offset: Offset,
+        unjoined: Unjoined | None = None,
+    ) -> torch.Tensor:
         """Patch merging ``[B, H, W, C] -> [B, ceil(H/2), ceil(W/2), 2C]``."""
         merging = self.weights.mergings[index]
         impl = _impl(stage.merge or "reference")
         eps = self.resample_eps if merging.norm is None else None
         if stage.merge == "fused":
+            self.join(x, unjoined, stage)
             return self.ops.merge_neighbours(
                 x, merging.reduction.weight, merging.reduction.bias, layer_norm_eps=eps,
                 offset=offset, impl="triton", pdl=stage.pdl, config=stage.launch.get("merge"),
             )  # fmt: skip
         rows = self.ops.gather_neighbours(
-            x, layer_norm_eps=eps, offset=offset, impl=impl, pdl=stage.pdl
+            x, layer_norm_eps=eps, offset=offset, **_slices(unjoined), impl=impl, pdl=stage.pdl
         )
-        y = F.linear(rows, merging.reduction.weight, merging.reduction.library_bias)
+        reduction = merging.reduction
+        if stage.merge == "tiled":
+            y = self.ops.linear(
+                rows, reduction.weight, reduction.bias, impl="triton",
+                config=stage.launch.get("merge"), pdl=stage.pdl,
+            )  # fmt: skip
+        else:
+            y = F.linear(rows, reduction.weight, reduction.library_bias)
         if merging.norm is not None:
             norm = merging.norm
             self.ops.layer_norm(
@@ -356,6 +445,13 @@ class Forward:
             branch, norm.weight, norm.bias, eps=self.eps, residual=x, out=x, impl=impl,
             pdl=pdl,
         )  # fmt: skip
+
+
+def _slices(unjoined: Unjoined | None) -> dict[str, torch.Tensor | None]:
+    """Keywords of a reader that adds what the stream lacks."""
+    if unjoined is None:
+        return {}
+    return {"partials": unjoined.partials, "partials_bias": unjoined.bias}
 
 
 def _impl(implementation: str) -> Impl:

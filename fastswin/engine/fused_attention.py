@@ -4,7 +4,8 @@
     "window"  one program per window, proj and residual inside: narrow stages, many windows
 
 In the plan's words: attention "fused", qkv "inside", and with "window" proj "inside". What a table
-of windows says is all that decides; :data:`FUSED_ATTENTION` is the engine's.
+of windows says is all that decides; :data:`FUSED_ATTENTION` is the engine's, measured on an H200 in
+fp16 (docs/performance.md); bf16 moves the same bytes through the same instructions.
 """
 
 from __future__ import annotations
@@ -13,7 +14,12 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any
 
-from fastswin.ops.attention_half.config import AttentionHalfConfig, attention_half_blocker
+from fastswin.ops.attention_half.config import (
+    AttentionHalfConfig,
+    HeadsConfig,
+    WholeWindowConfig,
+    attention_half_blocker,
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,20 +30,57 @@ class FusedRange:
         form: "heads" or "window".
         fewest, most: windows in the batch, both included.
         config: tiles; None takes the operator's heuristic.
+        tokens: of one window; None takes any that a kernel holds.
     """
 
     form: str
     fewest: int = 1
     most: int = 1 << 62
     config: AttentionHalfConfig | None = None
+    tokens: int | None = None
 
 
-#: By (version of Swin, channels of the stage): the first range with the batch's windows counts.
+#: By (version of Swin, channels of the stage): the first range with the batch's windows, and with
+#: windows of its tokens, counts.
 FusedAttention = Mapping[tuple[int, int], tuple[FusedRange, ...]]
 
-#: The engine's: single halves have been measured (docs/performance.md), whole models have not, so
-#: every stage keeps its separate kernels.
-FUSED_ATTENTION: FusedAttention = {}
+#: Major compute capabilities whose shared memory, 227 KB, holds the table's tiles (up to 214 KB).
+FUSED_CAPABILITIES = (9, 10)
+
+#: Tokens of the windows that were measured: 7x7 in V1, 8x8 in V2.
+V1, V2 = 49, 64
+
+#: The engine's. Where a stage is missing its separate kernels were faster, or nothing was measured:
+#: V1 by windows gains nothing at 96 channels from 2,048 windows up and loses at 192 from 512, V2 at
+#: 192 from 1,024; V1 by heads loses at 192 channels and 64 windows.
+FUSED_ATTENTION: FusedAttention = {
+    (1, 96): (FusedRange("window", 200, 1100, WholeWindowConfig(4, 2, True), V1),),
+    (1, 128): (FusedRange("window", 256, config=WholeWindowConfig(4, 2, True), tokens=V1),),
+    (1, 192): (
+        FusedRange("heads", 1, 24, HeadsConfig(64, 4, 5), V1),
+        FusedRange("window", 65, 256, WholeWindowConfig(4, 3, True), V1),
+    ),
+    (1, 256): (FusedRange("heads", 1, 24, HeadsConfig(128, 4, 3), V1),),
+    (1, 384): (
+        FusedRange("heads", 1, 6, HeadsConfig(128, 4, 3), V1),
+        FusedRange("heads", 7, 24, HeadsConfig(64, 4, 5), V1),
+    ),
+    (1, 512): (FusedRange("heads", 1, 6, HeadsConfig(128, 4, 3), V1),),
+    (1, 768): (FusedRange("heads", 3, 6, HeadsConfig(128, 4, 3), V1),),
+    (2, 96): (
+        FusedRange("heads", 1, 96, HeadsConfig(32, 4, 3), V2),
+        FusedRange("window", 256, config=WholeWindowConfig(4, 2), tokens=V2),
+    ),
+    (2, 192): (
+        FusedRange("heads", 1, 24, HeadsConfig(64, 4, 5), V2),
+        FusedRange("window", 65, 256, WholeWindowConfig(4, 3, True), V2),
+    ),
+    (2, 384): (
+        FusedRange("heads", 1, 6, HeadsConfig(64, 4, 5), V2),
+        FusedRange("heads", 25, 40, HeadsConfig(64, 4, 3), V2),
+    ),
+    (2, 768): (FusedRange("heads", 1, 2, HeadsConfig(64, 4, 5), V2),),
+}
 
 
 def choose_fused_attention(
@@ -56,14 +99,15 @@ def choose_fused_attention(
     """Change one stage's words and tiles where the table has a form for it.
 
     Args:
-        table: forms by channels and windows.
+        table: forms by channels, windows and their tokens.
         choice, reasons, launch: the stage's, changed in place.
         version: of Swin.
         C, num_heads: channels and heads.
         tokens: of one window, ``windows`` of the batch, ``map_tokens`` of one image.
     """
     ranges = table.get((version, C), ())
-    found = next((r for r in ranges if r.fewest <= windows <= r.most), None)
+    fitting = (r for r in ranges if r.tokens in (None, tokens))
+    found = next((r for r in fitting if r.fewest <= windows <= r.most), None)
     if found is None or choice["attention"] != "triton":
         return
     whole = found.form == "window"

@@ -7,7 +7,8 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
            "tiled"    our LayerNorm, then our GEMM: where a tuning table says so
            "inside"   in attention's kernel
     attn   "triton"   shift, partition, bias, mask, softmax in one kernel
-           "fused"    LayerNorm and qkv in it as well (fused_attention.py)
+           "fused"    LayerNorm (unless a join in front has it) and qkv in it as well
+                      (fused_attention.py)
     proj   "fused"    our GEMM with bias and residual: few rows
            "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
                       carried as an offset that the next reader adds (bind.py)
@@ -15,10 +16,12 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
     mlp    "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M
            "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
-           "split-k"  our LayerNorm, our fc1 with GELU, fc2 cut along K: few rows
+           "split-k"  our LayerNorm (in fc1 where its tiles say so), our fc1 with GELU, fc2 cut
+                      along K: few rows
         "unfused"  the same with fc1 by the library and GELU apart: where a table says so
     merge  "fused"    2x2 gather, LayerNorm and GEMM in one kernel: never by itself
            "triton"   2x2 gather (+ LayerNorm) kernel, then the library's GEMM
+           "tiled"    the same with our GEMM: small batches (small_batch.ONE_SHOT_TILES)
     head   "library"  norm and pool in one kernel, then the library's GEMM
            "tiled"    the same with our GEMM: small batches
            "fused"    final norm, pool and head in one kernel: never by itself
@@ -43,12 +46,19 @@ from fastswin._triton.available import Impl, choose_impl, why_not_triton
 from fastswin._triton.device import device_capability, multiprocessor_count
 from fastswin.engine.fused_attention import (
     FUSED_ATTENTION,
+    FUSED_CAPABILITIES,
     FusedAttention,
     choose_fused_attention,
 )
 from fastswin.engine.precision import Precision
 from fastswin.engine.quantized.formats import StageFormats
-from fastswin.engine.small_batch import PDL_CAPABILITY, LayerTiles, small_stage
+from fastswin.engine.small_batch import (
+    PDL_CAPABILITY,
+    STAGE_END,
+    LayerTiles,
+    second_norm,
+    small_stage,
+)
 from fastswin.engine.tuned import (
     attention_kernel,
     stage_kernels,
@@ -58,6 +68,7 @@ from fastswin.engine.tuned import (
 )
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
+from fastswin.ops.hopper_gemm.config import hopper_reason
 from fastswin.ops.linear.config import layer_norm_linear_blocker
 from fastswin.ops.mlp.api import HIDDEN_STEP
 from fastswin.ops.mlp.config import mlp_blocker
@@ -91,6 +102,9 @@ class StagePlan:
 
     ``launch`` holds tuned tiles by layer; what it lacks takes its operator's heuristic. ``formats``
     says which layers of a quantised engine multiply in 8 bits; the words are those of the others.
+    ``end`` says who adds what the last fc2 has left where it is cut along K: a "join" of its own,
+    or the "reader", merging's gather or the pool. ``norm2`` says where V1's second LayerNorm stands
+    when mlp is "split-k" and proj one-shot: "apart", or "behind" fc1's product.
     """
 
     stage: int
@@ -109,6 +123,8 @@ class StagePlan:
     launch: dict[str, LayerTiles] = dataclasses.field(default_factory=dict)
     formats: StageFormats | None = None
     pdl: bool = False
+    end: str = "join"
+    norm2: str = "apart"
 
     def endings(self, block: int) -> tuple[str, str]:
         """The words for proj and mlp of one block: "quantized" where its last product is."""
@@ -149,7 +165,7 @@ def make_plan(
         pdl: programmatic dependent launch and the small-batch forms; None decides by batch, and
             False leaves both out.
         fused_attention: stages whose attention half is one kernel, by windows; None takes the
-            engine's table where it was measured, from compute capability 9.0 on.
+            engine's table where its tiles fit, on compute capability 9 and 10.
 
     Raises:
         ValueError: a stage's map is smaller than its window (the message names the stage).
@@ -166,7 +182,7 @@ def make_plan(
     pdl = pdl and precision.half and not blocked
     fused = fused_attention
     if fused is None:
-        measured = not blocked and device_capability(device) >= PDL_CAPABILITY
+        measured = not blocked and device_capability(device)[0] in FUSED_CAPABILITIES
         fused = FUSED_ATTENTION if measured else {}
     stages = tuple(
         _plan_stage(config, stage, batch, image_size, precision, blocked, table, pdl, device, fused)
@@ -224,6 +240,8 @@ def _plan_stage(
                 windows=max(batch, 1) * math.prod(num_windows(map_size, window)),
                 map_tokens=math.prod(map_size),
             )  # fmt: skip
+            if choice["mlp"] == "library" and "fc1" not in launch:
+                reasons |= hopper_reason(M, config.hidden_dim(stage), C, precision.dtype, device)
     return StagePlan(
         stage=stage,
         map_size=map_size,
@@ -240,6 +258,8 @@ def _plan_stage(
         reasons=reasons,
         launch=launch,
         pdl=pdl,
+        end=STAGE_END if choice["mlp"] == "split-k" and config.version == 1 else "join",
+        norm2=second_norm(config.version, choice, launch, C),
     )
 
 

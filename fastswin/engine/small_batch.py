@@ -1,8 +1,9 @@
 """Forms of a stage with few rows, launched programmatically (measured at batch 1).
 
     V1, C <= 128   LayerNorm inside one-shot GEMMs (qkv, fc1), proj and fc2 one-shot
-    V1, wider      LayerNorm, then our GEMMs by the tensor copy engine (qkv, fc1); proj one-shot up
-                   to 512 channels; fc2 cut along K, joined by the next LayerNorm (ops/split_k)
+    V1, wider      LayerNorm, then our GEMMs by the tensor copy engine (qkv, fc1), or fc1 one-shot
+                   with LayerNorm behind; proj one-shot up to 512 channels, of 64 rows further; fc2
+                   cut along K, joined by the next LayerNorm (ops/split_k)
     V2             our GEMMs without LayerNorm; proj's branch normed onto the stream, fc2 cut along
                    K and joined with its norm
 
@@ -31,6 +32,44 @@ ONE_SHOT_CHANNELS = 128
 
 #: The same for proj, which has C columns alone: 1.9 to 2.2 us against 2.9 to 3.9 (H200).
 ONE_SHOT_PROJ_CHANNELS = 512
+
+
+#: By (version, layer, channels of the stage) up to how many rows which tiles replace the copy
+#: engine's GEMM and, in merging, the library's: products without a loop over K (ops/linear/
+#: one_shot.py). Where whole models gained with them, or a chain of the layer did and no model lost.
+ONE_SHOT_TILES: dict[tuple[int, str, int], tuple[int, OneShotConfig]] = {
+    (1, "fc1", 192): (1024, OneShotConfig(64, 64, 4)),
+    (1, "fc1", 384): (256, OneShotConfig(64, 64, 4)),
+    (1, "fc1", 512): (256, OneShotConfig(64, 64, 8)),
+    (1, "proj", 768): (64, OneShotConfig(16, 64, 8)),
+    (1, "proj", 1024): (64, OneShotConfig(16, 64, 8)),
+    (1, "merge", 128): (3136, OneShotConfig(64, 64, 8)),
+    (1, "merge", 256): (1024, OneShotConfig(64, 32, 8)),
+    (2, "fc1", 96): (4096, OneShotConfig(64, 64, 4)),
+    (2, "fc1", 192): (1024, OneShotConfig(64, 64, 4)),
+    (2, "fc1", 384): (256, OneShotConfig(64, 64, 4)),
+    (2, "proj", 768): (64, OneShotConfig(16, 64, 8)),
+}
+
+#: Channels whose second LayerNorm stands behind fc1's one-shot product (V1).
+NORM_BEHIND: frozenset[int] = frozenset((192, 384, 512))
+
+#: Who adds what the last fc2 of a stage has left: "join" or "reader" (plan.py), equally fast.
+STAGE_END = "join"
+
+
+def second_norm(version: int, choice: dict[str, str], launch: dict[str, LayerTiles], C: int) -> str:
+    """The plan's word for norm2: "behind" where proj can tell fc1 its rows' statistics."""
+    proj, fc1 = launch.get("proj"), launch.get("fc1")
+    able = (
+        version == 1
+        and choice["mlp"] == "split-k"
+        and choice["proj"] == "fused"
+        and isinstance(proj, OneShotConfig)
+        and isinstance(fc1, OneShotConfig)
+        and C % proj.block_n == 0
+    )
+    return "behind" if able and C in NORM_BEHIND else "apart"
 
 
 def small_stage(
@@ -65,8 +104,8 @@ def small_stage(
         if not reasons.get(layer, "").startswith("measured"):
             choice[layer], reasons[layer] = form, f"{M} rows: bound by launches"
     choice["proj"], reasons["proj"] = "fused", f"{M} rows: bound by launches"
-    if tiles := _proj_tiles(M, C, processors):
-        launch["proj"] = tiles
+    if proj := _proj_tiles(M, C, processors):
+        launch["proj"] = proj
     if narrow and choice["qkv"] == forms["qkv"]:
         launch["qkv"] = default_one_shot_config(M, 3 * C, C, processors)
     if narrow and choice["mlp"] == forms["mlp"]:
@@ -78,6 +117,18 @@ def small_stage(
         config = default_split_k_config(M, C, hidden, processors)
         assert config is not None  # split_k_blocker was asked
         launch["fc2"] = config
+    replaced = {
+        "qkv": choice["qkv"] == forms["qkv"],
+        "proj": True,
+        "fc1": choice["mlp"] == forms["mlp"] and choice["mlp"] != "library",
+        "merge": choice.get("merge") == "triton",
+    }
+    for layer, open_to_it in replaced.items():
+        most, tiles = ONE_SHOT_TILES.get((version, layer, C), (0, None))
+        if open_to_it and tiles is not None and most >= M:
+            launch[layer] = tiles
+    if "merge" in launch:
+        choice["merge"], reasons["merge"] = "tiled", f"{M} rows: bound by launches"
     return launch
 
 

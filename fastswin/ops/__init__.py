@@ -14,7 +14,12 @@ from fastswin.ops.masked_softmax import (
 )
 from fastswin.ops.mlp import mlp
 from fastswin.ops.patch_embed import patch_embed
-from fastswin.ops.patch_merging import gather_layer_norm, gather_neighbours, merge_neighbours
+from fastswin.ops.patch_merging import (
+    gather_layer_norm,
+    gather_layer_norm_linear,
+    gather_neighbours,
+    merge_neighbours,
+)
 from fastswin.ops.pool import norm_pool, norm_pool_head
 from fastswin.ops.quantize import quantize, quantize_per_token
 from fastswin.ops.quantized_linear import quantized_linear
@@ -33,6 +38,7 @@ __all__ = [
     "attention_half",
     "feed_forward",
     "gather_layer_norm",
+    "gather_layer_norm_linear",
     "gather_neighbours",
     "grouped_tril_softmax",
     "layer_norm",

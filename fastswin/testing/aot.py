@@ -124,7 +124,12 @@ def _generate(launch: Launch, capability: int) -> tuple[str, int]:
     from triton.backends.nvidia.compiler import CUDABackend
     from triton.compiler import ASTSource
 
-    source = ASTSource(launch.kernel, *_describe(launch))
+    source_type: Any = ASTSource
+    if launch.kernel.is_gluon():
+        from triton.experimental.gluon import _runtime
+
+        source_type = _runtime.GluonASTSource
+    source = source_type(launch.kernel, *_describe(launch))
     folder = os.path.join(triton.knobs.cache.dir, "without_binaries")
     with (
         mock.patch.dict(os.environ, TRITON_CACHE_DIR=folder),
@@ -153,7 +158,8 @@ def _describe(launch: Launch) -> tuple[dict, dict, dict]:
             signature[name], constants[(index,)] = "constexpr", value
         elif hasattr(value, "block_shape"):
             shape = ",".join(map(str, value.block_shape))
-            signature[name] = f"tensordesc<{_TRITON_TYPES[value.base.dtype]}[{shape}]>"
+            layout = f",{value.layout!r}" if hasattr(value, "layout") else ""  # Gluon's have one
+            signature[name] = f"tensordesc<{_TRITON_TYPES[value.base.dtype]}[{shape}]{layout}>"
         elif isinstance(value, torch.Tensor):
             signature[name] = "*" + _TRITON_TYPES[value.dtype]
             attributes[(index,)] = [["tt.divisibility", 16]]

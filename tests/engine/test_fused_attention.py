@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 
 import pytest
 import torch
@@ -18,7 +19,12 @@ from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.models import create_model
 from fastswin.models.variants import find_variant
-from fastswin.ops.attention_half.config import HeadsConfig, WholeWindowConfig
+from fastswin.ops.attention_half.config import (
+    HeadsConfig,
+    WholeWindowConfig,
+    attention_half_blocker,
+)
+from fastswin.ops.linear.config import OneShotConfig
 
 CPU = torch.device("cpu")
 HALF = PRECISIONS["fp16"]
@@ -74,7 +80,57 @@ def test_answers_as_the_model_does(version, forms):
         assert ("proj" in layers) == (form.form == "heads")
 
 
-def plan_of(name: str, batch: int, table: dict, precision: str = "fp16"):
+@pytest.mark.parametrize(
+    ("version", "end", "norm2"),
+    [(1, "reader", "behind"), (2, "join", "apart")],
+    ids=["v1", "v2"],
+)
+def test_few_rows_with_fc2_cut_along_k(version, end, norm2):
+    """V1: heads read rows that the join has normalised, fc1 raw ones with its norm behind.
+
+    V2 has a norm in neither place. What a stage's last fc2 leaves may be its reader's to add.
+    """
+    model = tiny(version, depths=(2, 1), image_size=(12, 20), window_size=3)
+    size = model.config.image_size
+    table = forced(version, FusedRange("heads", config=HeadsConfig(32)), FusedRange("heads"))
+    plan = make_plan(
+        model.config, 2, size, CPU, HALF, "triton", pdl=True, fused_attention=table
+    )  # fmt: skip
+    fc1, tiles = OneShotConfig(16, 64, 4), OneShotConfig(16, 32, 4)
+    stages = tuple(
+        dataclasses.replace(
+            s, mlp="split-k", merge=s.merge and "tiled", end=end, norm2=norm2,
+            launch={"fc1": fc1, "merge": tiles, "proj": tiles}
+            | {"attention": s.launch.get("attention")},
+        )
+        for s in plan.stages
+    )  # fmt: skip
+    plan = dataclasses.replace(plan, stages=stages)
+    images = images_like(model, 2)
+    with torch.no_grad():
+        truth = model(images)
+        eager = copy.deepcopy(model).half()(images.half()).float()
+        weights = prepare(model, CPU, torch.float16)
+        forward, bound = Forward(model.config, weights, HALF), bind(plan, weights, HALF)
+        logits = forward.logits(images.half(), bound).float()
+        last = forward.stages(images.half(), bound)[-1] if end == "reader" else None
+        calls = record_calls(forward, bound, images.half(), execute=False)
+    assert (logits - truth).abs().max() <= 1.5 * (eager - truth).abs().max()
+    if last is not None:  # whole, although nothing but the pool reads it
+        pooled = torch.nn.functional.layer_norm(last.float(), (64,)).mean((1, 2))
+        again = (pooled * weights.norm.weight + weights.norm.bias) @ weights.head.weight.float().T
+        torch.testing.assert_close(again + weights.head.bias, logits, rtol=0, atol=2e-3)
+    norms: Counter = Counter()
+    for call in calls:
+        if call.layer == "norm":
+            norms[call.stage, call.kwargs.get("norm")] += call.count
+    if version == 1:
+        assert norms == {(0, "pre"): 1}
+    else:  # behind proj and, of the first stage, merging; behind fc2
+        assert norms == {(0, None): 3, (0, "post"): 2, (1, None): 1, (1, "post"): 1}
+
+
+def plan_of(name: str, batch: int, table: dict | None, precision: str = "fp16"):
     config = find_variant(name)
     size = config.image_size
     chosen = PRECISIONS[precision]
@@ -104,13 +160,52 @@ def test_what_no_kernel_holds_stays_apart_with_the_reason():
     assert plan.stages[0].reasons["fused attention"] == "144 tokens a window exceed 64"
 
 
-def test_the_engine_table_holds_legal_ranges():
+def test_the_engine_table_holds_what_kernels_hold():
+    """Every range can run, is of one size of windows and begins behind the one before."""
     for (version, C), ranges in FUSED_ATTENTION.items():
         assert version in (1, 2)
-        assert C % 32 == 0
+        end = 0
         for one in ranges:
             assert one.form in ("heads", "window")
-            assert 1 <= one.fewest <= one.most
+            assert end < one.fewest <= one.most
+            end = one.most
+            assert one.tokens == {1: 49, 2: 64}[version]
+            whole = one.form == "window"
+            assert attention_half_blocker(C, C // 32, one.tokens, whole, 0, one.config) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "batch", "words"),
+    [
+        ("swin_tiny_patch4_window7_224", 1, ["", "heads", "heads", ""]),
+        ("swin_tiny_patch4_window7_224", 8, ["window", "window", "", ""]),
+        ("swin_tiny_patch4_window7_224", 32, ["", "", "", ""]),
+        ("swin_base_patch4_window7_224", 8, ["window", "", "", ""]),
+        ("swin_large_patch4_window7_224", 1, ["", "heads", "heads", ""]),
+        ("swinv2_tiny_window8_256", 1, ["heads", "heads", "heads", "heads"]),
+        ("swinv2_tiny_window8_256", 8, ["window", "window", "heads", ""]),
+        ("swinv2_tiny_window8_256", 32, ["window", "", "", ""]),
+        ("swinv2_tiny_window16_256", 1, ["", "", "", "heads"]),
+        ("swin_base_patch4_window12_384", 8, ["", "", "", ""]),
+    ],
+    ids=str,
+)
+def test_stages_that_the_engine_table_changes(name, batch, words):
+    """Windows of 12 and 16 were not measured: only a last stage of 8x8 tokens is one of 8."""
+    stages = plan_of(name, batch, FUSED_ATTENTION).stages
+    found = {"inside": "window", "library": "heads", "fused": "heads"}
+    assert [found[s.proj] if s.attention == "fused" else "" for s in stages] == words
+    for stage in stages:
+        assert (stage.qkv == "inside") == (stage.attention == "fused")
+
+
+@pytest.mark.parametrize(
+    ("capability", "fused"), [((9, 0), True), ((10, 0), True), ((12, 0), False), ((8, 9), False)]
+)
+def test_the_engine_table_needs_shared_memory_for_its_tiles(capability, fused, monkeypatch):
+    monkeypatch.setattr("fastswin.engine.plan.device_capability", lambda device: capability)
+    plan = plan_of("swin_tiny_patch4_window7_224", 8, None)
+    assert (plan.stages[0].attention == "fused") == fused
 
 
 @pytest.mark.gpu

@@ -61,11 +61,23 @@ def test_swin_tiny_at_batch_32_is_quantised_where_it_pays():
     wide_mlp = {"qkv": "int8", "proj": "wide", "fc1": "wide", "fc2": "wide"}
     assert formats(plan, 0) == wide_mlp
     for stage in (1, 2, 3):
-        assert formats(plan, stage) == {**wide_mlp, "fc1": "int8", "fc2": "int8"}
+        proj = "int8" if stage == 3 else "wide"
+        assert formats(plan, stage) == {"qkv": "int8", "proj": proj, "fc1": "int8", "fc2": "int8"}
     assert plan.stages[0].formats.blocks[0].attention == "int8"
-    assert all(s.formats.reduction.format == "wide" for s in plan.stages[:3])
     assert "bring no speed at 100352 rows of 96" in plan.stages[0].reasons["fc1 format"]
-    assert "the library is as fast" in plan.stages[3].reasons["proj format"]
+    assert "the library is as fast" in plan.stages[2].reasons["proj format"]
+
+
+@pytest.mark.parametrize("scheme", ["int8", "fp8"])
+def test_merging_is_8_bit_of_many_rows(scheme):
+    def merging(name, batch, **arguments):
+        plan = planned(name, batch, scheme, **arguments)
+        return [stage.formats.reduction.format for stage in plan.stages[:3]]
+
+    assert merging(LARGE, 32) == [scheme] * 3
+    assert merging(LARGE, 8) == [scheme, scheme, "wide"]
+    assert merging(TINY, 1, pdl=True) == ["wide"] * 3
+    assert merging("swinv2_large_window12_192", 32) == ["wide"] * 3
 
 
 def test_batch_1_of_swin_tiny_quantises_from_384_channels():
@@ -137,7 +149,7 @@ def test_an_attention_half_in_one_kernel_is_half_precision(form):
     [("fc2", 25088, 256, True), ("fc2", 25088, 192, False), ("fc1", 6272, 768, False),
      ("fc1", 1568, 768, True), ("qkv", 6272, 768, False), ("qkv", 1568, 1024, True),
      ("proj", 100352, 128, True), ("proj", 25088, 128, False), ("proj", 100352, 192, False),
-     ("proj", 6272, 384, True), ("proj", 784, 768, False)],
+     ("proj", 6272, 384, False), ("proj", 1568, 1536, True), ("proj", 784, 1024, False)],
     ids=str,
 )  # fmt: skip
 def test_fp8_products_that_the_library_takes(kind, rows, channels, by_library):

@@ -16,8 +16,10 @@ from fastswin.engine.forward import Forward
 from fastswin.engine.plan import SMALL_STAGE_VALUES, make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
+from fastswin.engine.small_batch import NORM_BEHIND, ONE_SHOT_TILES
 from fastswin.models import create_model
-from fastswin.ops.linear.config import OneShotConfig
+from fastswin.models.variants import find_variant
+from fastswin.ops.linear.config import OneShotConfig, one_shot_blocker
 
 CPU = torch.device("cpu")
 HALF = PRECISIONS["fp16"]
@@ -99,13 +101,45 @@ def test_only_small_stages_change_and_only_on_request_without_hopper():
     _, auto = planned(1, 1, None)
     assert (auto.pdl, auto.head, auto.stages[0].proj) == (False, "library", "library")
     config = create_model("swin_tiny_patch4_window7_224", pretrained=False).config
-    plan = make_plan(config, 8, (224, 224), CPU, HALF, "triton", None, True)
+    plan = make_plan(config, 8, (224, 224), CPU, HALF, "triton", None, True, fused_attention={})
     values = [8 * s.map_size[0] * s.map_size[1] * s.channels for s in plan.stages]
     assert [s.proj for s in plan.stages] == [
         "fused" if count <= SMALL_STAGE_VALUES else "library" for count in values
     ]
     assert [s.qkv for s in plan.stages][-1] == "tiled"
     assert {s.proj for s in plan.stages} == {"fused", "library"}
+
+
+@pytest.mark.parametrize(
+    ("name", "norm2", "one_shot"),
+    [
+        ("swin_tiny_patch4_window7_224", ["apart", "behind", "behind", "apart"],
+         [{"qkv", "proj", "fc2"}, {"proj", "fc1"}, {"proj", "fc1"}, {"proj"}]),
+        ("swin_large_patch4_window7_224", ["apart"] * 4, [set(), {"proj"}, set(), set()]),
+        ("swinv2_tiny_window8_256", ["apart"] * 4,
+         [{"proj", "fc1"}, {"proj", "fc1"}, {"proj", "fc1"}, {"proj"}]),
+    ],
+    ids=["tiny", "large", "v2"],
+)  # fmt: skip
+def test_layers_that_measured_tiles_change_at_batch_1(name, norm2, one_shot):
+    """Swin-L's stage 3 has Swin-T's last channels in four times the rows: its proj stays."""
+    config = find_variant(name)
+    plan = make_plan(config, 1, config.image_size, CPU, HALF, "triton", None, True)
+    assert [s.norm2 for s in plan.stages] == norm2
+    kinds = [{k for k, t in s.launch.items() if isinstance(t, OneShotConfig)} for s in plan.stages]
+    assert kinds == one_shot
+    plain = make_plan(config, 1, config.image_size, CPU, HALF, "triton", None, False)
+    assert {s.norm2 for s in plain.stages} == {"apart"}
+
+
+def test_measured_tiles_can_run():
+    for (version, layer, C), (rows, tiles) in ONE_SHOT_TILES.items():
+        assert version in (1, 2)
+        N, K = {"qkv": (3, 1), "proj": (1, 1), "fc1": (4, 1), "merge": (2, 4)}[layer]
+        assert one_shot_blocker(K * C) is None
+        assert N * C % tiles.block_n == 0
+        assert rows % 49 == 0 or rows % 64 == 0
+    assert {(1, "fc1", C) for C in NORM_BEHIND} <= ONE_SHOT_TILES.keys()
 
 
 def test_wide_precisions_have_neither():

@@ -29,29 +29,39 @@ def data(tmp_path_factory):
 
 
 def short_slice(name):
-    return tuple(part[:8] for part in fashion_mnist_slice(name))
+    return tuple(part[:4] for part in fashion_mnist_slice(name))
 
 
 def test_a_short_run_writes_weights_that_the_record_can_read(data, tmp_path, monkeypatch):
     monkeypatch.setattr(qat, "fashion_mnist_slice", short_slice)
     monkeypatch.setattr(quantize_fashion, "fashion_mnist_slice", short_slice)
-    arguments = ["--data", data, "--steps", 2, "--batch", 4, "--device", "cpu"]
-    runs = [qat.main([str(a) for a in (*arguments, "--out", tmp_path / str(i))]) for i in range(2)]
-    assert runs[0]["losses"] == runs[1]["losses"]  # fixed seeds
-    path = tmp_path / "0" / "swin_qat.safetensors"
-    assert path.read_bytes() == (tmp_path / "1" / "swin_qat.safetensors").read_bytes()
+    arguments = ["--data", data, "--steps", 2, "--batch", 2, "--test-images", 2, "--device", "cpu"]
+    several = ["--scheme", "int8,int8_mode2", "--out", tmp_path]
+    first, other = qat.main([str(a) for a in (*arguments, *several)])
+    (again,) = qat.main([str(a) for a in (*arguments, "--out", tmp_path / "again")])
+    assert first["losses"] == again["losses"] != other["losses"]  # fixed seeds
+    path, other = (tmp_path / s / "swin_qat.safetensors" for s in ("int8", "int8_mode2"))
+    assert path.read_bytes() == (tmp_path / "again" / "swin_qat.safetensors").read_bytes()
     loaded = load_quantized(path)
     assert loaded.calibrations["int8"].model_fingerprint == fingerprint_of(loaded.model)
     document = tmp_path / "document.md"
     document.write_text("a\n" + quantize_fashion.BEGIN + quantize_fashion.END + "\nb\n")
     monkeypatch.setattr(quantize_fashion, "DOCUMENT", document)
     monkeypatch.setattr(quantize_fashion, "RECORDS", tmp_path)
-    arguments = ["--data", data, "--limit", 4, "--stress-limit", 4, "--precision", "int8"]
-    quantize_fashion.main([str(a) for a in (*arguments, "--qat", path, "--out", tmp_path)])
+    arguments = ["--data", data, "--limit", 2, "--stress-limit", 2, "--precision", "int8"]
+    quantize_fashion.main([str(a) for a in (*arguments, "--qat", path, other, "--out", tmp_path)])
     (record,) = tmp_path.glob("*.json")
     cases = json.loads(record.read_text())["cases"]
     assert [case["case"] for case in cases] == ["post-training", "trained", "outliers"]
-    assert all(list(case["scores"]) == ["reference", "int8"] for case in cases)
+    schemes = [list(case["scores"]) for case in cases]
+    assert schemes == [["reference", "int8"], ["reference", "int8", "int8_mode2"],
+                       ["reference", "int8"]]  # fmt: skip
+
+
+def test_unknown_schemes_are_refused(capsys):
+    with pytest.raises(SystemExit):
+        qat.main(["--scheme", "int8,int4"])
+    assert "got 'int4'" in capsys.readouterr().err
 
 
 def test_the_document_shows_the_records():

@@ -8,6 +8,7 @@ import torch
 from fastswin import ops
 from fastswin._triton.pdl import pdl_options
 from fastswin.ops.linear.config import GemmConfig, OneShotConfig, default_one_shot_config
+from fastswin.ops.linear.stats import write_stats_ref
 from fastswin.testing.tolerance import assert_close_to_oracle
 
 DTYPES = [torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
@@ -55,6 +56,72 @@ def test_one_shot(name, extras, dtype, randn):
     else:
         made |= {"layer_norm_eps": 1e-5, "offset": randn(K), "activation": "gelu"}
     check(ops.linear, made, dtype, config=config, pdl=True)
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("parts", [1, 3], ids=["one part", "three parts"])
+def test_norm_behind_the_product_by_the_statistics_of_the_one_before(parts, dtype, randn):
+    """proj onto a stream whose rows have means far larger than their deviations, then fc1."""
+    M, K, N = 37, 96, 72
+    stream = randn(M, K, dtype=dtype) + 8
+    stream *= torch.logspace(-2, 2, M).to(stream)[:, None]
+    attended, proj = randn(M, 64, dtype=dtype), randn(K, 64, dtype=dtype, spread=0.02)
+    config = OneShotConfig(16, K // parts, 4) if parts == 3 else OneShotConfig(32, 32, 4)
+    if parts == 1:
+        stream, proj, K = stream[:, :32].contiguous(), proj[:32].contiguous(), 32
+    stats = torch.full((2, parts, M), float("nan"), device=stream.device)
+    plain = ops.linear(attended, proj, residual=stream, config=config, impl="triton")
+    x = ops.linear(
+        attended, proj, residual=stream, stats_out=stats, config=config, impl="triton", pdl=True
+    )
+    assert torch.equal(x, plain)
+    expected = torch.empty_like(stats)
+    write_stats_ref(x, expected)
+    torch.testing.assert_close(stats[0], expected[0], rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(stats[1], expected[1], rtol=1e-5, atol=0)
+    weight = randn(N, K, dtype=dtype, spread=K**-0.5)
+    made = {
+        "x": x, "weight": weight, "bias": randn(N), "layer_norm_eps": 1e-5, "activation": "gelu",
+    }  # fmt: skip
+    behind = {"norm_stats": stats, "weight_sums": weight.double().sum(1).float()}
+    oracle = ops.linear(
+        x.double(), weight.double(), made["bias"].double(), layer_norm_eps=1e-5,
+        activation="gelu", impl="reference",
+    )  # fmt: skip
+    eager = ops.linear(**made | {"bias": made["bias"].to(dtype)}, impl="reference")
+    tiles = OneShotConfig(16, 32, 4)
+    first = ops.linear(**made, **behind, config=tiles, impl="triton", pdl=True)
+    assert torch.equal(first, ops.linear(**made, **behind, config=tiles, impl="triton"))
+    assert_close_to_oracle(first, eager, oracle, dtype)
+    written = torch.empty_like(stats)
+    ops.linear(attended, proj, residual=stream, stats_out=written, config=config, impl="reference")
+    torch.testing.assert_close(written, expected, rtol=1e-3, atol=1e-2)
+    assert_close_to_oracle(
+        ops.linear(**made, **behind, config=tiles, impl="reference"), eager, oracle, dtype
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"weight_sums": None}, "norm_stats and weight_sums together"),
+        ({"layer_norm_eps": None}, "norm_stats needs layer_norm_eps"),
+        ({"offset": torch.zeros(32)}, "excludes offset"),
+        ({"config": None}, "norm_stats needs a OneShotConfig, got NoneType"),
+        ({"norm_stats": torch.zeros(2, 3, 5)}, "equal parts of 32 columns, got \\(2, 3, 5\\)"),
+        ({"norm_stats": torch.zeros(2, 2, 5).double()}, "norm_stats must be float32"),
+        ({"weight_sums": torch.zeros(32)}, r"weight_sums must be \[48\]"),
+        ({"stats_out": torch.zeros(2, 2, 5)}, "block_n=32 to divide 48"),
+    ],
+    ids=["sums", "eps", "offset", "config", "parts", "dtype", "length", "ragged"],
+)  # fmt: skip
+def test_statistics_that_do_not_fit_are_refused(change, words):
+    made = {
+        "layer_norm_eps": 1e-5, "norm_stats": torch.zeros(2, 2, 5), "weight_sums": torch.zeros(48),
+        "config": OneShotConfig(16, 32, 4),
+    } | change  # fmt: skip
+    with pytest.raises(ValueError, match=words):
+        ops.linear(torch.zeros(5, 32).half(), torch.zeros(48, 32).half(), **made)
 
 
 def test_onto_the_residual_in_place(randn):

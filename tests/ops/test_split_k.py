@@ -76,6 +76,75 @@ def test_joining(norm, channels, dtype, randn):
         assert_close_to_oracle(a, e, o, dtype)
 
 
+READERS = {
+    "gather, odd sides": (
+        (2, 5, 3, 48),
+        lambda x, r, **k: ops.gather_neighbours(x, layer_norm_eps=1e-5, offset=r(48), **k),
+    ),
+    "gather without norm": ((1, 4, 6, 16), lambda x, r, **k: ops.gather_neighbours(x, **k)),
+    "pool": (
+        (2, 5, 7, 40),
+        lambda x, r, **k: ops.norm_pool(x, 1 + 0.3 * r(40), r(40), offset=r(40), **k),
+    ),
+}
+
+
+@pytest.mark.parametrize("dtype", DTYPES, ids=str)
+@pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
+@pytest.mark.parametrize("name", READERS)
+def test_readers_that_join_give_the_bits_of_a_join_and_them(name, bias, dtype, randn):
+    """And leave the same stream; by kernels bit by bit, by the reference too."""
+    shape, reader = READERS[name]
+    stream, partials = randn(*shape, dtype=dtype) + 2, randn(3, *shape)
+    product = randn(shape[-1]) if bias else None
+    vectors = torch.Generator()
+
+    def draw(*size):
+        return torch.randn(*size, generator=vectors).to(stream.device)
+
+    for impl in ("triton", "reference"):
+        vectors.manual_seed(3)
+        apart = stream.clone()
+        ops.add_split_k(partials, apart, product, impl=impl)
+        expected = reader(apart.clone(), draw, impl=impl)
+        for _ in range(REPEATS):
+            vectors.manual_seed(3)
+            joined = stream.clone()
+            found = reader(
+                joined, draw, partials=partials, partials_bias=product, impl=impl, pdl=True
+            )
+            assert torch.equal(joined, apart)
+            if name == "pool" and impl == "triton":  # adds its rows in groups of another size
+                torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
+            else:
+                assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (
+            {"partials": torch.zeros(2, 1, 4, 4, 8)},
+            r"must be \[splits, \*\(1, 4, 4, 16\)\]",
+        ),
+        ({"partials": torch.zeros(17, 1, 4, 4, 16)}, "1 to 16 slices, got 17"),
+        ({"partials": torch.zeros(2, 1, 4, 4, 16).half()}, "partials must be torch.float32"),
+        ({"partials_bias": torch.zeros(8)}, r"partials_bias must be \[16\], got \(8,\)"),
+        ({"partials": None, "partials_bias": torch.zeros(16)}, "partials_bias needs partials"),
+    ],
+    ids=["shape", "slices", "dtype", "bias", "bias alone"],
+)
+def test_bad_slices_are_refused_by_readers_and_nothing_is_written(change, words):
+    x = torch.ones(1, 4, 4, 16, dtype=torch.float16)
+    made = {"partials": torch.zeros(2, 1, 4, 4, 16), "partials_bias": None} | change
+    vector = torch.ones(16)
+    with pytest.raises(ValueError, match=words):
+        ops.gather_neighbours(x, **made)
+    with pytest.raises(ValueError, match=words):
+        ops.norm_pool(x, vector, vector, **made)
+    assert bool((x == 1).all())
+
+
 def test_the_heuristic_cuts_every_swin():
     """Widths of all published models: slices are equal, and no wider than a program holds."""
     for C in (96, 128, 192):
@@ -106,6 +175,7 @@ def test_empty_rows_give_empty_sums():
         ({"x": torch.zeros(3, 32)}, r"x must be \[\.\.\., 64\].*\(3, 32\)"),
         ({"weight": torch.zeros(8, 64).half()}, "weight must be torch.float32"),
         ({"config": SplitKConfig(3, 16, 16, 4)}, "config: splits must divide 64"),
+        ({"config": SplitKConfig(4, 8, 16, 4)}, "config: block_m must be a power of two of at le"),
         (
             {"x": torch.zeros(3, 40), "weight": torch.zeros(8, 40)},
             "config: slices of 10 channels",

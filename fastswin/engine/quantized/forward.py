@@ -15,6 +15,7 @@ from typing import Any, cast
 import torch
 
 from fastswin._triton.available import Impl
+from fastswin._triton.tiles import cdiv
 from fastswin.engine.bind import BlockOffsets, Offset, Unjoined
 from fastswin.engine.forward import Forward
 from fastswin.engine.plan import StagePlan
@@ -34,11 +35,10 @@ class QuantizedForward(Forward):
         stage: StagePlan,
         offsets: BlockOffsets,
         unjoined: Unjoined | None = None,
-    ) -> None:
+    ) -> Offset:
         """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place."""
         if stage.attention == "fused":
-            super().attention_half(x, block, stage, offsets, unjoined)
-            return
+            return super().attention_half(x, block, stage, offsets, unjoined)
         formats = _formats(stage, block)
         if formats.qkv.quantized:
             h, token_scale = self.attention_input(x, block, stage, offsets.norm1, unjoined)
@@ -51,8 +51,8 @@ class QuantizedForward(Forward):
         attended = self.quantized_attention(qkv, block, stage)
         if formats.proj.quantized:
             self.add_product(x, attended, block.proj, formats.proj, block.norm1, stage.pdl)
-        else:
-            self.project_back(x, attended, block, stage)
+            return None
+        return self.project_back(x, attended, block, stage)
 
     def attention_input(
         self,
@@ -108,13 +108,18 @@ class QuantizedForward(Forward):
         )  # fmt: skip
 
     def mlp_half(
-        self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan, offsets: BlockOffsets
+        self,
+        x: torch.Tensor,
+        block: PreparedBlock,
+        stage: StagePlan,
+        offsets: BlockOffsets,
+        stats: Offset = None,
     ) -> Unjoined | None:
         """``x += mlp(norm2(x))`` (V1) or ``x += norm2(mlp(x))`` (V2), in place."""
         formats = _formats(stage, block)
         fc1, fc2 = formats.fc1, formats.fc2
         if not fc1.quantized and not fc2.quantized:
-            return super().mlp_half(x, block, stage, offsets)
+            return super().mlp_half(x, block, stage, offsets, stats)
         if formats.mlp == "fused":
             self.fused_mlp(x, block, offsets.norm2)
             return None
@@ -127,7 +132,7 @@ class QuantizedForward(Forward):
                 h, block.fc1, fc1, token_scale, reader=stored, activation="gelu", pdl=stage.pdl
             )
         else:
-            h = self.hidden(x, block, stage, offsets.norm2)
+            h = self.hidden(x, block, stage, offsets, stats)
         if reader is not None and stored is None:
             h = self.ops.quantize(
                 h, reader.input_scale, FORMAT_DTYPES[fc2.format], impl=_impl(fc2), pdl=stage.pdl
@@ -160,12 +165,20 @@ class QuantizedForward(Forward):
             impl="triton",
         )  # fmt: skip
 
-    def merge(self, x: torch.Tensor, index: int, stage: StagePlan, offset: Offset) -> torch.Tensor:
+    def merge(
+        self,
+        x: torch.Tensor,
+        index: int,
+        stage: StagePlan,
+        offset: Offset,
+        unjoined: Unjoined | None = None,
+    ) -> torch.Tensor:
         """Patch merging ``[B, H, W, C] -> [B, ceil(H/2), ceil(W/2), 2C]``."""
         assert stage.formats is not None
         layer = stage.formats.reduction
         if layer is None or not layer.quantized:
-            return super().merge(x, index, stage, offset)
+            return super().merge(x, index, stage, offset, unjoined)
+        self.join(x, unjoined, stage)
         merging = self.weights.mergings[index]
         impl, scale = _impl(layer), _steps(merging.reduction).input_scale
         eps = self.resample_eps if merging.norm is None else None
@@ -174,10 +187,15 @@ class QuantizedForward(Forward):
             rows = self.ops.gather_neighbours(x, offset=offset, impl=impl, pdl=stage.pdl)
             rows, token_scale = self.quantized_tokens(rows, layer, None, eps, stage.pdl)
         else:
-            token_scale = self.marks_of_tokens(x) if layer.format == "int8" else None
+            token_scale = None
+            if layer.format == "int8":
+                # int8 stores NaN as a number and nothing but this product crosses a merging:
+                # without marks a stream that overflowed would end in finite logits
+                B, H, W, _ = x.shape
+                token_scale = x.new_empty(B, cdiv(H, 2), cdiv(W, 2), dtype=torch.float32)
             rows = self.ops.gather_neighbours(
                 x, layer_norm_eps=eps, offset=offset, output_scale=scale,
-                out_dtype=FORMAT_DTYPES[layer.format], impl=impl, pdl=stage.pdl,
+                out_dtype=FORMAT_DTYPES[layer.format], marks=token_scale, impl=impl, pdl=stage.pdl,
             )  # fmt: skip
         y = self.branch(rows, merging.reduction, layer, token_scale, stage.pdl)
         if token_scale is not None and _steps(merging.reduction).output_scale is not None:
@@ -188,15 +206,6 @@ class QuantizedForward(Forward):
                 y, norm.weight, norm.bias, eps=self.resample_eps, out=y, impl=impl, pdl=stage.pdl
             )
         return y
-
-    def marks_of_tokens(self, x: torch.Tensor) -> torch.Tensor:
-        """For each merged token 1, or NaN where one of its four is not finite: ``[B, H/2, W/2]``.
-
-        int8 stores NaN as 0, and nothing but this product crosses a merging: without the mark a
-        stream that overflowed would end in finite logits. Elsewhere the stream itself keeps it.
-        """
-        zeros = x.sum(dim=-1, keepdim=True, dtype=torch.float32).mul_(0.0)
-        return self.ops.gather_neighbours(zeros, impl="reference").sum(dim=-1).add_(1.0)
 
     def quantized_input(
         self,

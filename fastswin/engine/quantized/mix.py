@@ -8,11 +8,11 @@ and may differ between batches by what the layers in question lose; "scheme" qua
 scheme does, at every batch alike.
 
 Thresholds: H100, batches 1 and 32 of Swin-T and L, one GEMM at a time with its epilogue and whole
-blocks in one graph. Stage 1 of Swin-T, 100,352 rows of 96 channels: the fused fp16 MLP takes 57 us,
+blocks in one graph; proj and merging: half blocks of Swin-L and B on an H200. Stage 1 of Swin-T,
+100,352 rows of 96 channels: the fused fp16 MLP takes 57 us,
 two int8 GEMMs with their LayerNorm 75; LayerNorm, qkv and attention 73 us against 63, since q, k
-and v are written and read in half the bytes. proj takes as long in 8 bits as in the library, which
-accumulates onto the stream in place, up to 768 channels; but 100,352 rows of 192 channels take the
-library 51 us and our int8 kernel 39.
+and v are written and read in half the bytes. proj takes about as long in 8 bits as in the library,
+which accumulates onto the stream in place; what attention then writes in 8 bits decides.
 
 `python -m fastswin.bench.quant_halves` measures every choice that is made here.
 """
@@ -45,8 +45,17 @@ FUSED_MLP_ROWS = {
 #: takes 10.0 us where fp16 in place takes 13.6, of 384 and 512 5.3 and 7.0 against 6.2 and 7.9.
 WIDE_PROJ_CHANNELS = {"int8": 768, "fp8": 256}
 
-#: Narrow stages whose proj pays in 8 bits nevertheless: fewest rows by exact channels.
-NARROW_PROJ_ROWS = {"int8": {192: 50_000}, "fp8": {128: 50_000, 192: 50_000}}
+#: Narrow stages whose proj pays in 8 bits nevertheless: fewest rows by exact channels. int8, us a
+#: half block without and with it: 143 and 138 at 192 channels, 82.9 and 80.9 at 384, 61.1 and 57.6
+#: at 768, 36.4 and 36.3 at 512.
+NARROW_PROJ_ROWS = {
+    "int8": {192: 50_000, 384: 20_000, 768: 1_000},
+    "fp8": {128: 50_000, 192: 50_000},
+}
+
+#: Fewest rows from which an 8-bit patch merging pays. Swin-L at batch 32, us: 46.8, 34.6 and 26.7
+#: in half precision, 39.1, 27.7 and 23.5 in int8, 36.0, 22.3 and 16.9 in fp8.
+REDUCTION_ROWS = 6_000
 
 #: Widest stage of few rows that stays wide. Both forms take as many launches (LayerNorm is one of
 #: its own from 129 channels up, fc2 is cut along K and joined by the next one) and all are launched
@@ -79,7 +88,9 @@ def why_wide(
         post_norm: whether the model normalises after its products (V2).
     """
     if layer == "reduction":
-        return "wide: 8 bits would save less than 1 % of a model, and cost most accuracy here"
+        if rows >= REDUCTION_ROWS and not small and not post_norm:
+            return None
+        return f"wide: 8 bits bring no speed at {rows} rows of {channels} channels"
     if small:
         late = layer == "proj" or post_norm
         widest = SMALL_PROJ_CHANNELS if late else SMALL_STAGE_CHANNELS

@@ -24,6 +24,8 @@ from fastswin.ops.feed_forward.forward import config_of
 from fastswin.ops.feed_forward.fused_backward import fused_bwd
 from fastswin.ops.feed_forward.operands import aligned
 from fastswin.ops.feed_forward.register import Tensors4
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig
+from fastswin.ops.hopper_gemm.launch import hopper_epilogue_bwd
 from fastswin.ops.residual_norm.backward import sum_partials
 
 BLOCK_M, BLOCK_N = 16, 128
@@ -144,6 +146,11 @@ def feed_forward_bwd(
         if need_x or need_w1 or need_b1:
             if isinstance(config.backward, EpilogueConfig):
                 made, dpre, db1 = epilogue_bwd(
+                    dy_rows, rows, fc2_weight, need_act=need_act, need_bias=need_b1,
+                    config=config.backward,
+                )  # fmt: skip
+            elif isinstance(config.backward, HopperGemmConfig):
+                made, dpre, db1 = hopper_epilogue_bwd(
                     dy_rows, rows, fc2_weight, need_act=need_act, need_bias=need_b1,
                     config=config.backward,
                 )  # fmt: skip

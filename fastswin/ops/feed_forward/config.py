@@ -1,7 +1,8 @@
 """Which kernels a feed-forward layer of a shape takes, and their tiles; imports no Triton.
 
     library    cuBLAS products; GELU and its derivative are passes of their own over [M, hidden]
-    epilogue   our products fc1 and dy fc2 with GELU and its derivative at their stores
+    epilogue   our products fc1 and dy fc2 with GELU and its derivative at their stores; on Hopper
+               where measured those of ops/hopper_gemm, which overlap both
     fused      one kernel a direction, the hidden tile stays on the chip; x alone is kept
 
 Bytes in units of ``M * C * itemsize``, weight gradients (10 in every form) left out:
@@ -20,6 +21,7 @@ from typing import Literal
 import torch
 
 from fastswin._triton.tiles import split_columns
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig
 
 Form = Literal["library", "epilogue", "fused"]
 
@@ -99,8 +101,8 @@ class FeedForwardConfig:
             instead of being cast afterwards (GPU only).
     """
 
-    forward: FusedConfig | EpilogueConfig | None = None
-    backward: FusedConfig | EpilogueConfig | None = None
+    forward: FusedConfig | EpilogueConfig | HopperGemmConfig | None = None
+    backward: FusedConfig | EpilogueConfig | HopperGemmConfig | None = None
     weights_in_fp32: bool = False
 
     def __post_init__(self) -> None:

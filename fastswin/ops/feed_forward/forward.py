@@ -2,21 +2,37 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import torch
 import torch.nn.functional as F
 
 from fastswin._triton.device import device_capability
-from fastswin.ops.feed_forward.config import FeedForwardConfig, FusedConfig, default_config
+from fastswin.ops.feed_forward.config import (
+    EpilogueConfig,
+    FeedForwardConfig,
+    FusedConfig,
+    default_config,
+)
 from fastswin.ops.feed_forward.operands import aligned
 from fastswin.ops.feed_forward.register import KEEP_NOTHING, KEEP_PRE, Tensors3
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig, measured_config
 
 
 def config_of(
     x: torch.Tensor, fc1_weight: torch.Tensor, fc2_weight: torch.Tensor
 ) -> FeedForwardConfig:
     """The heuristic's choice for these operands on their GPU."""
-    hidden, C = fc1_weight.shape
-    return default_config(C, hidden, fc2_weight.shape[0], x.dtype, device_capability(x.device))
+    (hidden, C), C_out = fc1_weight.shape, fc2_weight.shape[0]
+    config = default_config(C, hidden, C_out, x.dtype, device_capability(x.device))
+    rows, place = x.numel() // max(C, 1), (x.dtype, x.device)
+    if isinstance(config.forward, EpilogueConfig):
+        tiles = measured_config("training", rows, hidden, C, *place)
+        config = dataclasses.replace(config, forward=tiles or config.forward)
+    if isinstance(config.backward, EpilogueConfig):
+        tiles = measured_config("backward", rows, hidden, C_out, *place)
+        config = dataclasses.replace(config, backward=tiles or config.backward)
+    return config
 
 
 def feed_forward_fwd(
@@ -49,6 +65,10 @@ def feed_forward_fwd(
     if config.forward is None or isinstance(config.forward, FusedConfig):
         pre = F.linear(rows, fc1_weight, None if fc1_bias is None else fc1_bias.to(x.dtype))
         act = F.gelu(pre)
+    elif isinstance(config.forward, HopperGemmConfig):
+        from fastswin.ops.hopper_gemm.launch import hopper_epilogue_fwd
+
+        pre, act = hopper_epilogue_fwd(rows, fc1_weight, fc1_bias, config.forward)
     else:
         from fastswin.ops.feed_forward.epilogue import epilogue_fwd
 

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
-from fastswin._triton.math import inverse_step, normalize_rows, round_to_8_bits
+from fastswin._triton.math import centre_rows, inverse_step, round_to_8_bits, rows_to_8_bits
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin.ops.layer_norm.config import NUM_WARPS, narrow_tiles, num_programs, row_tiles
 from fastswin.ops.quantize.forward import row_amax_bits, token_step
@@ -73,11 +73,19 @@ def _layer_norm_fwd_kernel(
         mean = tl.sum(a, 1) / C
         a = tl.where((ca < C)[None, :], a - mean[:, None], 0.0)
         rstd = 1.0 / tl.sqrt(tl.sum(a * a, 1) / C + eps)
-        a = a * rstd[:, None]
     else:
-        a, b = normalize_rows(a, b, C, CB, eps)
-    a = _affine(a, weight_ptr, bias_ptr, ca, ca < C, HAS_WEIGHT, HAS_BIAS)
-    if output_scale_ptr is not None or row_scale_ptr is not None:
+        a, b, rstd = centre_rows(a, b, C, CB, eps)
+    FORMAT: tl.constexpr = out_ptr.dtype.element_ty
+    BARE: tl.constexpr = not (HAS_WEIGHT or HAS_BIAS)
+    if output_scale_ptr is None or not BARE:
+        a = _affine(a * rstd[:, None], weight_ptr, bias_ptr, ca, ca < C, HAS_WEIGHT, HAS_BIAS)
+        b = b * rstd[:, None]
+    if output_scale_ptr is not None and BARE:
+        factor = rstd[:, None] * inverse
+        tl.store(out_ptr + at + ca[None, :], rows_to_8_bits(a, factor, FORMAT), mask=ma)
+        if CB > 0:
+            tl.store(out_ptr + at + cb[None, :], rows_to_8_bits(b, factor, FORMAT), mask=mb)
+    elif output_scale_ptr is not None or row_scale_ptr is not None:
         if CB > 0:
             b = _affine(b, weight_ptr, bias_ptr, cb, cb < C, HAS_WEIGHT, HAS_BIAS)
         if row_scale_ptr is not None:

@@ -14,6 +14,11 @@ from fastswin._triton.available import (
     why_not_half,
     why_not_triton,
 )
+from fastswin.ops.hopper_gemm.config import (
+    HopperGemmConfig,
+    config_blocker,
+    why_no_hopper_gemm,
+)
 from fastswin.ops.linear.config import (
     GemmConfig,
     LayerNormLinearConfig,
@@ -24,8 +29,12 @@ from fastswin.ops.linear.config import (
     one_shot_blocker,
     why_no_one_shot,
 )
+from fastswin.ops.linear.stats import check_stats, write_stats_ref
 
 Activation = Literal["gelu"]
+
+#: Kernels of a product without LayerNorm.
+PlainConfig = LinearConfig | HopperGemmConfig
 
 
 def linear(
@@ -37,9 +46,12 @@ def linear(
     residual: torch.Tensor | None = None,
     layer_norm_eps: float | None = None,
     offset: torch.Tensor | None = None,
+    norm_stats: torch.Tensor | None = None,
+    weight_sums: torch.Tensor | None = None,
     out: torch.Tensor | None = None,
+    stats_out: torch.Tensor | None = None,
     impl: Impl = "auto",
-    config: LinearConfig | NormLinearConfig | None = None,
+    config: PlainConfig | NormLinearConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """``residual + activation(norm(x) @ weight.T + bias)`` in one kernel.
@@ -53,13 +65,21 @@ def linear(
         layer_norm_eps: normalises each row of x first, without affine (fold it into ``weight``
             and ``bias``); None leaves x as it is.
         offset: ``[K]`` added to every row before that norm; needs ``layer_norm_eps``.
+        norm_stats: fp32 ``[2, T, rows]`` that another call wrote of x (``stats_out``): the norm is
+            applied to the product, its statistics are not computed again. Needs
+            ``layer_norm_eps``, ``weight_sums`` and a :class:`OneShotConfig`; excludes ``offset``.
+        weight_sums: fp32 ``[N]``, ``weight.sum(1)``; with ``norm_stats`` only.
         out: contiguous ``[..., N]`` where the result goes; may be ``residual``.
+        stats_out: fp32 ``[2, N / block_n, rows]``, written: mean and sum of squared deviations of
+            each part of ``block_n`` columns of every row of the result. Needs a
+            :class:`OneShotConfig` whose ``block_n`` divides N.
         impl: "auto", "triton" or "reference".
         config: which kernel and its tiles: a :class:`LayerNormLinearConfig` with
-            ``layer_norm_eps``, a :class:`GemmConfig` without, a :class:`OneShotConfig` with and
-            without; None takes the heuristic.
+            ``layer_norm_eps``, a :class:`GemmConfig` without, or a :class:`HopperGemmConfig`
+            without residual either, a :class:`OneShotConfig` with and without; None takes the
+            heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
-            ``weight``, ``bias`` or ``offset``.
+            ``weight``, ``bias``, ``offset`` or ``weight_sums``.
 
     Returns:
         ``[..., N]`` in x's dtype; products accumulate in fp32.
@@ -84,7 +104,8 @@ def linear(
         raise ValueError(
             f"offset must be [{K}] and needs layer_norm_eps, got {tuple(offset.shape)}"
         )
-    expected = LinearConfig if layer_norm_eps is None else NormLinearConfig
+    check_stats(x, N, layer_norm_eps, offset, norm_stats, weight_sums, stats_out, config)
+    expected = PlainConfig if layer_norm_eps is None else NormLinearConfig
     if config is not None and not isinstance(config, expected):
         names = " or ".join(kind.__name__ for kind in get_args(expected))
         raise ValueError(f"config must be a {names}, got {type(config).__name__}")
@@ -95,22 +116,26 @@ def linear(
             why_not_triton(x.device, x.dtype),
             why_not_half(x.dtype),
             why_no_gradient(x, weight, bias, residual, offset),
-            _why_not_config(x.device, K, layer_norm_eps, config),
+            _why_not_config(x, N, K, layer_norm_eps, residual, config),
             f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
             None if out is None or out.is_contiguous() else "out is not contiguous",
         ],
     )
     if chosen == "reference":
-        return _linear_ref(x, weight, bias, activation, residual, layer_norm_eps, offset, out)
+        y = _linear_ref(x, weight, bias, activation, residual, layer_norm_eps, offset, out)
+        if stats_out is not None:
+            write_stats_ref(y, stats_out)
+        return y
     from fastswin.ops.linear import forward, one_shot
 
     if isinstance(config, OneShotConfig):
         return one_shot.one_shot_linear_fwd(
-            x, weight, bias, activation, layer_norm_eps, offset, residual, out, config, pdl
-        )
+            x, weight, bias, activation, layer_norm_eps, offset, residual, out, config, pdl,
+            norm_stats=norm_stats, weight_sums=weight_sums, stats_out=stats_out,
+        )  # fmt: skip
     if isinstance(config, LayerNormLinearConfig) or layer_norm_eps is not None:
         assert layer_norm_eps is not None  # checked with the type of config
-        assert not isinstance(config, GemmConfig)
+        assert not isinstance(config, GemmConfig | HopperGemmConfig)
         # its weights come after the wait: launched ahead it is 0.5 to 1.6 us slower
         return forward.layer_norm_linear_fwd(
             x, weight, bias, activation, layer_norm_eps, offset, out, config
@@ -119,10 +144,20 @@ def linear(
 
 
 def _why_not_config(
-    device: torch.device, K: int, eps: float | None, config: LinearConfig | NormLinearConfig | None
+    x: torch.Tensor,
+    N: int,
+    K: int,
+    eps: float | None,
+    residual: torch.Tensor | None,
+    config: PlainConfig | NormLinearConfig | None,
 ) -> str | None:
     if isinstance(config, OneShotConfig):
-        return why_no_one_shot(device) or one_shot_blocker(K)
+        return why_no_one_shot(x.device) or one_shot_blocker(K)
+    if isinstance(config, HopperGemmConfig):
+        if residual is not None:
+            return "the Hopper product adds no residual"
+        blocker = why_no_hopper_gemm(x.device, x.dtype, N, K)
+        return blocker or config_blocker(config, "linear", x.element_size())
     return layer_norm_linear_blocker(K) if eps is not None else None
 
 

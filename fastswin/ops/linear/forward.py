@@ -21,6 +21,7 @@ from fastswin._triton.device import device_capability, multiprocessor_count, on_
 from fastswin._triton.math import gelu, normalize_rows
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, split_columns
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig, measured_config
 from fastswin.ops.linear.config import (
     GemmConfig,
     LayerNormLinearConfig,
@@ -188,7 +189,7 @@ def linear_fwd(
     activation: str | None,
     residual: torch.Tensor | None,
     out: torch.Tensor | None,
-    config: GemmConfig | None = None,
+    config: GemmConfig | HopperGemmConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Launch the tiled GEMM on ``x [..., K]``; see the public function."""
@@ -199,6 +200,17 @@ def linear_fwd(
     if out.numel() == 0:
         return out
     multiprocessors = multiprocessor_count(x.device)
+    if config is None and residual is None and activation == "gelu":
+        config = measured_config("linear", M, N, K, x.dtype, x.device)
+    aligned = not (given.x.data_ptr() | given.weight.data_ptr() | out.data_ptr()) % TMA_ALIGNMENT
+    if isinstance(config, HopperGemmConfig):
+        if aligned:
+            from fastswin.ops.hopper_gemm.launch import hopper_linear_fwd
+
+            rows = given.x.view(M, K), given.weight, given.bias
+            hopper_linear_fwd(*rows, gelu=activation == "gelu", out=out.view(M, N), config=config)
+            return out
+        config = None
     if config is None:
         config = default_gemm_config(M, N, K, multiprocessors, device_capability(x.device))
     tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)

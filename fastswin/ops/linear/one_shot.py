@@ -8,6 +8,14 @@ launch, the way of x from L2 and a chain of dependent steps. There is no loop ov
 for its strip of weights ``[BLOCK_N, K]`` before it waits for the kernel in front (_triton/pdl.py)
 and holds it in registers when the wait ends; then x arrives at once, is normalised and multiplied.
 
+LayerNorm may stand behind the product; its statistics then come from the product that wrote x,
+where each program leaves mean and squared deviations of its columns of a row (stats.py). Rows reach
+the tensor cores as they lie in memory:
+
+    norm(x) @ W.T = rstd * (x @ W.T - mean * W.sum(1))
+
+Sums of x's own rows and of the weights' in this kernel cost 2 us, more than a LayerNorm (1.2).
+
 To gather, tiles have an axis of four neighbours in front, ``[4, BLOCK, K / 4]``, which are
 multiplied as one batched product and summed in a fixed order. Cutting K like that elsewhere made
 launches two to ten times slower (docs/performance.md).
@@ -98,15 +106,37 @@ def _multiply(x, w, acc, GATHER: tl.constexpr):
         return tl.dot(x, tl.trans(w), acc)
 
 
+@triton.jit
+def _joined_stats(stats_ptr, row, valid, M, eps, K: tl.constexpr, TILES: tl.constexpr):
+    """Mean and 1 / deviation of rows, from those of TILES equal parts of each.
+
+    Means of parts are added around the first one's, so that a large mean does not cancel.
+    """
+    at = stats_ptr + row
+    pivot = tl.load(at, mask=valid, other=0.0)
+    squares = tl.load(at + TILES * M, mask=valid, other=0.0)
+    shift = tl.zeros_like(pivot)
+    between = tl.zeros_like(pivot)
+    for tile in tl.static_range(1, TILES):
+        d = tl.load(at + tile * M, mask=valid, other=0.0) - pivot
+        shift += d
+        between += d * d
+        squares += tl.load(at + (TILES + tile) * M, mask=valid, other=0.0)
+    shift = shift / TILES
+    between = tl.maximum(between / TILES - shift * shift, 0.0)
+    return pivot + shift, 1.0 / tl.sqrt(squares / K + between + eps)
+
+
 @triton.jit(do_not_specialize=["M"])
 def _one_shot_linear_kernel(
     x_ptr, weight_ptr, bias_ptr, offset_ptr, residual_ptr, out_ptr, M, H, W, eps,
     N: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, NORMALIZE: tl.constexpr, GATHER: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_OFFSET: tl.constexpr, GELU: tl.constexpr,
-    HAS_RESIDUAL: tl.constexpr, PDL: tl.constexpr,
+    HAS_RESIDUAL: tl.constexpr, PDL: tl.constexpr, stats_ptr=None, weight_sums_ptr=None,
+    stats_out_ptr=None, TILES: tl.constexpr = 0,
 ):  # fmt: skip
-    """One program per output tile; columns fastest."""
+    """One program per output tile; columns fastest. With TILES LayerNorm stands behind."""
     launch_dependents(PDL)
     K: tl.constexpr = KA + KB
     dtype: tl.constexpr = x_ptr.dtype.element_ty
@@ -126,12 +156,16 @@ def _one_shot_linear_kernel(
         wb = tl.load(weight_at + kb, mask=cols_valid, other=0.0)
     if HAS_BIAS:
         bias = tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)
+    if TILES > 0:
+        weight_sum = tl.load(weight_sums_ptr + col, mask=col < N, other=0.0)
     wait_for_previous(PDL)
     a = _load_rows(x_ptr, offset_ptr, row, valid, ka, H, W, 0, EACH_A, K, GATHER, HAS_OFFSET)
     if KB > 0:
         b = _load_rows(
             x_ptr, offset_ptr, row, valid, kb, H, W, EACH_A, EACH_B, K, GATHER, HAS_OFFSET
         )
+    if TILES > 0:
+        mean, rstd = _joined_stats(stats_ptr, row, valid, M, eps, K, TILES)
     at = row[:, None].to(tl.int64) * N + col[None, :]
     keep = valid[:, None] & (col < N)[None, :]
     if HAS_RESIDUAL:
@@ -159,13 +193,23 @@ def _one_shot_linear_kernel(
     if KB > 0:
         acc = _multiply(b.to(dtype), wb, acc, GATHER)
     y = tl.sum(acc, 0) if GATHER else acc
+    if TILES > 0:
+        y = (y - mean[:, None] * weight_sum[None, :]) * rstd[:, None]
     if HAS_BIAS:
         y += bias[None, :]
     if GELU:
         y = gelu(y)
     if HAS_RESIDUAL:
         y += residual
-    tl.store(out_ptr + at, y.to(out_ptr.dtype.element_ty), mask=keep)
+    stored = y.to(out_ptr.dtype.element_ty)
+    tl.store(out_ptr + at, stored, mask=keep)
+    if stats_out_ptr is not None:  # N is a multiple of BLOCK_N there
+        y = stored.to(tl.float32)
+        part_mean = tl.sum(y, 1) / BLOCK_N
+        y -= part_mean[:, None]
+        to = stats_out_ptr + tl.program_id(0) % tiles_n * M + row
+        tl.store(to, part_mean, mask=valid)
+        tl.store(to + tiles_n * M, tl.sum(y * y, 1), mask=valid)
 
 
 def one_shot_linear_fwd(
@@ -180,6 +224,9 @@ def one_shot_linear_fwd(
     config: OneShotConfig | None = None,
     pdl: bool = False,
     gather: bool = False,
+    norm_stats: torch.Tensor | None = None,
+    weight_sums: torch.Tensor | None = None,
+    stats_out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch the one-shot GEMM on ``x [..., K]``, or ``[B, H, W, K / 4]`` to gather.
 
@@ -201,9 +248,10 @@ def one_shot_linear_fwd(
             *given.pointers("x", "weight", "bias", "offset", "residual", "out"), M, H, W,
             0.0 if eps is None else eps,
             N=N, KA=columns[0], KB=columns[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n,
-            NORMALIZE=eps is not None, GATHER=gather,
+            NORMALIZE=eps is not None and norm_stats is None, GATHER=gather,
             HAS_BIAS=bias is not None, HAS_OFFSET=offset is not None, GELU=activation == "gelu",
-            HAS_RESIDUAL=residual is not None, num_warps=config.num_warps,
-            **pdl_options(pdl, device_capability(x.device)),
+            HAS_RESIDUAL=residual is not None, stats_ptr=norm_stats, weight_sums_ptr=weight_sums,
+            stats_out_ptr=stats_out, TILES=0 if norm_stats is None else norm_stats.shape[1],
+            num_warps=config.num_warps, **pdl_options(pdl, device_capability(x.device)),
         )  # fmt: skip
     return out

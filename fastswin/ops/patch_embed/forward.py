@@ -43,23 +43,33 @@ def _patch_embed_fwd_kernel(
     cb = CA + tl.arange(0, CB if CB > 0 else 16)
     in_patch = (k < ELEMENTS)[None, :]
     w = tl.load(weight_ptr + ca[:, None] * ELEMENTS + k[None, :], mask=in_patch, other=0.0)
+    # all that is learnt is asked for together, before the wait: each late load waits for memory
+    bias_a = tl.load(bias_ptr + ca).to(tl.float32)
+    if CB > 0:
+        w_b = tl.load(weight_ptr + cb[:, None] * ELEMENTS + k[None, :], mask=in_patch, other=0.0)
+        bias_b = tl.load(bias_ptr + cb).to(tl.float32)
+    if HAS_NORM:
+        gain_a = tl.load(norm_weight_ptr + ca).to(tl.float32)
+        shift_a = tl.load(norm_bias_ptr + ca).to(tl.float32)
+        if CB > 0:
+            gain_b = tl.load(norm_weight_ptr + cb).to(tl.float32)
+            shift_b = tl.load(norm_bias_ptr + cb).to(tl.float32)
     wait_for_previous(PDL)  # also of the writes below: the memory may be an earlier kernel's
     pixels = tl.load(image_ptr + image * stride_b + at, mask=inside, other=0.0)
     pixels = pixels.to(weight_ptr.dtype.element_ty)
     a = tl.dot(pixels, tl.trans(w), input_precision=PRECISION)
-    a += tl.load(bias_ptr + ca).to(tl.float32)[None, :]
+    a += bias_a[None, :]
     b = a
     if CB > 0:
-        w = tl.load(weight_ptr + cb[:, None] * ELEMENTS + k[None, :], mask=in_patch, other=0.0)
-        b = tl.dot(pixels, tl.trans(w), input_precision=PRECISION)
-        b += tl.load(bias_ptr + cb).to(tl.float32)[None, :]
+        b = tl.dot(pixels, tl.trans(w_b), input_precision=PRECISION)
+        b += bias_b[None, :]
     if HAS_NORM:
         a, b = normalize_rows(a, b, C, CB, eps)
-        a = a * tl.load(norm_weight_ptr + ca).to(tl.float32)[None, :]
-        a += tl.load(norm_bias_ptr + ca).to(tl.float32)[None, :]
+        a = a * gain_a[None, :]
+        a += shift_a[None, :]
         if CB > 0:
-            b = b * tl.load(norm_weight_ptr + cb).to(tl.float32)[None, :]
-            b += tl.load(norm_bias_ptr + cb).to(tl.float32)[None, :]
+            b = b * gain_b[None, :]
+            b += shift_b[None, :]
     to = out_ptr + image * tokens * C + token[:, None] * C
     tl.store(to + ca[None, :], a.to(out_ptr.dtype.element_ty), mask=valid[:, None])
     if CB > 0:

@@ -12,12 +12,15 @@ from fastswin._triton.available import (
     why_not_half,
     why_not_triton,
 )
+from fastswin._triton.tiles import cdiv
 from fastswin.ops.linear.config import OneShotConfig, one_shot_blocker, why_no_one_shot
-from fastswin.ops.patch_merging.autograd import GatherLayerNorm
+from fastswin.ops.patch_merging.autograd import GatherLayerNorm, GatherLayerNormLinear
 from fastswin.ops.patch_merging.config import MAX_CHANNELS
 from fastswin.ops.quantize.checks import check_steps, resolve_output, why_not_format
 from fastswin.ops.quantize.reference import quantize_ref
 from fastswin.ops.residual_norm.reference import layer_norm_ref
+from fastswin.ops.split_k.checks import check_slices
+from fastswin.ops.split_k.reference import add_split_k_ref
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -29,6 +32,9 @@ def gather_neighbours(
     offset: torch.Tensor | None = None,
     output_scale: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
+    marks: torch.Tensor | None = None,
+    partials: torch.Tensor | None = None,
+    partials_bias: torch.Tensor | None = None,
     impl: Impl = "auto",
     pdl: bool = False,
 ) -> torch.Tensor:
@@ -42,9 +48,15 @@ def gather_neighbours(
         output_scale: fp32 ``[1]``: rows are stored in 8 bits with this step
             (:func:`fastswin.ops.quantize`). None stores x's dtype.
         out_dtype: with ``output_scale``, ``torch.int8`` (None) or ``torch.float8_e4m3fn``.
+        marks: fp32 ``[B, ceil(H/2), ceil(W/2)]``, written: 1, or NaN where one of the four tokens
+            is not finite, what int8 cannot say (rows marked so hold any numbers). Needs
+            ``output_scale``; None writes nothing.
+        partials, partials_bias: ``[splits, B, H, W, C]`` fp32, a product in slices
+            (:func:`fastswin.ops.split_k_linear`), and its ``[C]``; added onto x in place first.
+            They exclude ``output_scale``.
         impl: "auto", "triton" or "reference".
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
-            ``offset``.
+            ``offset``, ``output_scale`` or ``partials_bias``.
 
     Returns:
         ``[B, ceil(H/2), ceil(W/2), 4C]`` in x's dtype, or in 8 bits; order (even row, even
@@ -63,24 +75,49 @@ def gather_neighbours(
         check_steps(output_scale, "output_scale", x, 4 * C, parts=(1,))
     elif stored != x.dtype:
         raise ValueError(f"out_dtype must be None or {x.dtype} without output_scale, got {stored}")
+    _check_marks(marks, x, output_scale is not None)
+    check_slices(partials, partials_bias, x)
+    if partials is not None and output_scale is not None:
+        raise ValueError("partials and output_scale exclude each other")
     chosen = choose_impl(
         impl,
         "gather_neighbours",
         [
             why_not_triton(x.device, x.dtype),
-            why_no_gradient(x, offset),
+            why_no_gradient(x, offset, partials),
             f"{C} channels exceed {MAX_CHANNELS}" if C > MAX_CHANNELS else None,
             None if output_scale is None else why_not_format(x.device, stored),
         ],
     )
     if chosen == "reference":
+        if partials is not None:
+            add_split_k_ref(partials, x, partials_bias, "none", None, None, 0.0)
+        if marks is not None:
+            marks.copy_(_token_marks_ref(x))
         if output_scale is not None:
             y = _gather_neighbours_ref(x, layer_norm_eps, offset, torch.float32)
             return quantize_ref(y, output_scale, stored)
         return _gather_neighbours_ref(x, layer_norm_eps, offset, x.dtype)
+    if output_scale is not None:
+        from fastswin.ops.patch_merging.quantized import gather_quantize_fwd
+
+        return gather_quantize_fwd(x, layer_norm_eps, offset, output_scale, stored, marks, pdl)
     from fastswin.ops.patch_merging.forward import gather_neighbours_fwd
 
-    return gather_neighbours_fwd(x, layer_norm_eps, offset, output_scale, stored, pdl)
+    return gather_neighbours_fwd(x, layer_norm_eps, offset, pdl, partials, partials_bias)
+
+
+def _check_marks(marks: torch.Tensor | None, x: torch.Tensor, narrow: bool) -> None:
+    if marks is None:
+        return
+    if not narrow:
+        raise ValueError("marks need output_scale")
+    B, H, W, _ = x.shape
+    shape = (B, cdiv(H, 2), cdiv(W, 2))
+    if tuple(marks.shape) != shape or marks.dtype != torch.float32 or not marks.is_contiguous():
+        raise ValueError(
+            f"marks must be contiguous float32 {shape}, got {marks.dtype} {tuple(marks.shape)}"
+        )
 
 
 def gather_layer_norm(
@@ -110,6 +147,59 @@ def gather_layer_norm(
         ValueError, TypeError: an argument is off; the message names it and the legal values.
         RuntimeError: ``impl="triton"`` cannot run here; the message says why.
     """
+    out_dtype = out_dtype or x.dtype
+    if _checked_rows("gather_layer_norm", x, weight, bias, eps, out_dtype, impl) == "reference":
+        return _gather_layer_norm_ref(x, weight, bias, eps, out_dtype)
+    return GatherLayerNorm.apply(x, weight, bias, eps or 0.0, eps is not None, out_dtype)
+
+
+def gather_layer_norm_linear(
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    linear_weight: torch.Tensor,
+    *,
+    eps: float = 1e-5,
+    out_dtype: torch.dtype | None = None,
+    impl: Impl = "auto",
+) -> torch.Tensor:
+    """Patch merging for training: :func:`gather_layer_norm` and its projection, rows not kept.
+
+    The backward makes the rows again for the gradient of ``linear_weight``: one more pass over the
+    map instead of a copy of it for as long as the step lasts.
+
+    Args:
+        x, weight, bias, eps, out_dtype, impl: as in :func:`gather_layer_norm`, with a norm.
+        linear_weight: ``[K, 4C]``, cast to ``out_dtype`` for the products.
+
+    Returns:
+        ``[B, ceil(H/2), ceil(W/2), K]`` in ``out_dtype``.
+
+    Raises:
+        ValueError, TypeError, RuntimeError: as in :func:`gather_layer_norm`.
+    """
+    out_dtype = out_dtype or x.dtype
+    if x.ndim == 4 and (linear_weight.ndim != 2 or linear_weight.shape[1] != 4 * x.shape[3]):
+        raise ValueError(
+            f"linear_weight must be [K, {4 * x.shape[3]}], got {tuple(linear_weight.shape)}"
+        )
+    chosen = _checked_rows("gather_layer_norm_linear", x, weight, bias, eps, out_dtype, impl)
+    if chosen == "reference":
+        rows = _gather_layer_norm_ref(x, weight, bias, eps, out_dtype)
+        return F.linear(rows, linear_weight.to(out_dtype))
+    return GatherLayerNormLinear.apply(x, weight, bias, linear_weight, eps, out_dtype)
+
+
+def _checked_rows(
+    op: str,
+    x: torch.Tensor,
+    weight: torch.Tensor | None,
+    bias: torch.Tensor | None,
+    eps: float | None,
+    out_dtype: torch.dtype,
+    impl: Impl,
+) -> str:
+    """Refuse what does not fit; which implementation runs."""
     if x.ndim != 4 or x.shape[3] == 0:
         raise ValueError(f"x must be [B, H, W, C] with C >= 1, got shape {tuple(x.shape)}")
     C = x.shape[3]
@@ -122,22 +212,18 @@ def gather_layer_norm(
             raise ValueError(f"{name} must be [{4 * C}], got {tuple(vector.shape)}")
         if vector.device != x.device:
             raise ValueError(f"{name} is on {vector.device} but x is on {x.device}")
-    out_dtype = out_dtype or x.dtype
     for name, dtype in (("x", x.dtype), ("out_dtype", out_dtype)):
         if dtype not in _FLOATS:
             raise TypeError(f"{name} must be float16, bfloat16, float32 or float64, got {dtype}")
-    chosen = choose_impl(
+    return choose_impl(
         impl,
-        "gather_layer_norm",
+        op,
         [
             *(why_not_triton(x.device, dtype) for dtype in (x.dtype, out_dtype)),
             f"{C} channels exceed {MAX_CHANNELS}" if C > MAX_CHANNELS else None,
             "the map has 2**32 tokens or more" if x.numel() // C >= 2**32 else None,
         ],
     )
-    if chosen == "reference":
-        return _gather_layer_norm_ref(x, weight, bias, eps, out_dtype)
-    return GatherLayerNorm.apply(x, weight, bias, eps or 0.0, eps is not None, out_dtype)
 
 
 def merge_neighbours(
@@ -222,6 +308,12 @@ def _gather_layer_norm_ref(
 ) -> torch.Tensor:
     y = _gather_ref(x)
     return y.to(dtype) if eps is None else layer_norm_ref(y, weight, bias, eps, dtype)
+
+
+def _token_marks_ref(x: torch.Tensor) -> torch.Tensor:
+    """1 of every merged token of ``x [B, H, W, C]``, or NaN: fp32 ``[B, ceil(H/2), ceil(W/2)]``."""
+    zeros = x.sum(dim=-1, keepdim=True, dtype=torch.float32).mul_(0.0)
+    return _gather_ref(zeros).sum(dim=-1).add_(1.0)
 
 
 def _gather_ref(x: torch.Tensor) -> torch.Tensor:

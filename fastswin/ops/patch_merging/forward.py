@@ -1,8 +1,8 @@
-"""2x2 gather with LayerNorm in Triton: for inference (no affine, 8 bits) and for training.
+"""2x2 gather with LayerNorm in Triton: for inference (no affine) and for training.
 
     x [B, H, W, C] -> out [B, ceil(H/2), ceil(W/2), 4C]      mean, rstd [B, H/2, W/2] for backward
 
-Memory bound: x read once, out (as many bytes, or 8-bit) written once. One program holds the
+Memory bound: x read once, out (as many bytes) written once. One program holds the
 four neighbours of a few output tokens, so the statistics over 4C need no second pass over memory.
 """
 
@@ -14,7 +14,7 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import launch
-from fastswin._triton.math import inverse_step, round_to_8_bits
+from fastswin._triton.math import join_slices
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.patch_merging.config import merge_tiles
@@ -25,12 +25,23 @@ TILE_ELEMENTS = 1024
 
 @triton.jit
 def _neighbour(
-    x_ptr, offset_ptr, row, col, channel, in_map, H, W, C: tl.constexpr, HAS_OFFSET: tl.constexpr,
+    x_ptr, offset_ptr, partials_ptr, partials_bias_ptr, row, col, channel, in_map, H, W, size,
+    C: tl.constexpr, HAS_OFFSET: tl.constexpr, SPLITS: tl.constexpr,
+    HAS_PARTIALS_BIAS: tl.constexpr,
 ):  # fmt: skip
-    """One neighbour ``[BLOCK_M, BLOCK_C]`` in fp32; zeros outside the map."""
+    """One neighbour ``[BLOCK_M, BLOCK_C]`` in fp32; zeros outside the map.
+
+    With SPLITS the slices of a product are added to it first, and it is stored.
+    """
     valid = (in_map & (row < H) & (col < W))[:, None] & (channel < C)[None, :]
     at = (row * W + col)[:, None] * C + channel[None, :]
     v = tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
+    if SPLITS > 0:
+        v += join_slices(partials_ptr, partials_bias_ptr, at, size, channel[None, :], valid, SPLITS,
+                         HAS_PARTIALS_BIAS)  # fmt: skip
+        stored = v.to(x_ptr.dtype.element_ty)
+        tl.store(x_ptr + at, stored, mask=valid)
+        v = stored.to(tl.float32)
     if HAS_OFFSET:
         offset = tl.load(offset_ptr + channel, mask=channel < C, other=0.0).to(tl.float32)
         v = tl.where(valid, v + offset[None, :], 0.0)
@@ -41,10 +52,14 @@ def _neighbour(
 def _gather_neighbours_fwd_kernel(
     x_ptr, offset_ptr, out_ptr, H, W, tokens, blocks_per_image, eps,
     C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
-    NORMALIZE: tl.constexpr, HAS_OFFSET: tl.constexpr, output_scale_ptr=None,
-    PDL: tl.constexpr = False,
+    NORMALIZE: tl.constexpr, HAS_OFFSET: tl.constexpr, PDL: tl.constexpr = False,
+    partials_ptr=None, partials_bias_ptr=None, size=0,
+    SPLITS: tl.constexpr = 0, HAS_PARTIALS_BIAS: tl.constexpr = False,
 ):  # fmt: skip
-    """One program per BLOCK_M output tokens of one image; 8 bits with the step given."""
+    """One program per BLOCK_M output tokens of one image.
+
+    A token has one reader, so the slices of a product (ops/split_k) can be added to it in place.
+    """
     launch_dependents(PDL)
     pid = tl.program_id(0)
     image = (pid // blocks_per_image).to(tl.int64)
@@ -55,15 +70,18 @@ def _gather_neighbours_fwd_kernel(
     col = token % out_w * 2
     channel = tl.arange(0, BLOCK_C)
     x_ptr += image * H * W * C
+    if SPLITS > 0:
+        partials_ptr += image * H * W * C
     out_ptr += image * tokens * (4 * C)
-    inverse = 1.0
-    if output_scale_ptr is not None:  # before x, so that no second wait for memory follows x's
-        inverse = inverse_step(tl.load(output_scale_ptr))
     wait_for_previous(PDL)
-    a = _neighbour(x_ptr, offset_ptr, row, col, channel, in_map, H, W, C, HAS_OFFSET)
-    b = _neighbour(x_ptr, offset_ptr, row + 1, col, channel, in_map, H, W, C, HAS_OFFSET)
-    c = _neighbour(x_ptr, offset_ptr, row, col + 1, channel, in_map, H, W, C, HAS_OFFSET)
-    d = _neighbour(x_ptr, offset_ptr, row + 1, col + 1, channel, in_map, H, W, C, HAS_OFFSET)
+    a = _neighbour(x_ptr, offset_ptr, partials_ptr, partials_bias_ptr, row, col, channel, in_map,
+                   H, W, size, C, HAS_OFFSET, SPLITS, HAS_PARTIALS_BIAS)  # fmt: skip
+    b = _neighbour(x_ptr, offset_ptr, partials_ptr, partials_bias_ptr, row + 1, col, channel,
+                   in_map, H, W, size, C, HAS_OFFSET, SPLITS, HAS_PARTIALS_BIAS)  # fmt: skip
+    c = _neighbour(x_ptr, offset_ptr, partials_ptr, partials_bias_ptr, row, col + 1, channel,
+                   in_map, H, W, size, C, HAS_OFFSET, SPLITS, HAS_PARTIALS_BIAS)  # fmt: skip
+    d = _neighbour(x_ptr, offset_ptr, partials_ptr, partials_bias_ptr, row + 1, col + 1, channel,
+                   in_map, H, W, size, C, HAS_OFFSET, SPLITS, HAS_PARTIALS_BIAS)  # fmt: skip
     if NORMALIZE:
         real = (channel < C)[None, :]
         mean = (tl.sum(a + b + c + d, 1) / (4 * C))[:, None]
@@ -78,11 +96,6 @@ def _gather_neighbours_fwd_kernel(
         d = d * rstd
     keep = in_map[:, None] & (channel < C)[None, :]
     at = out_ptr + token[:, None] * (4 * C) + channel[None, :]
-    if output_scale_ptr is not None:
-        a = round_to_8_bits(a * inverse, out_ptr.dtype.element_ty)
-        b = round_to_8_bits(b * inverse, out_ptr.dtype.element_ty)
-        c = round_to_8_bits(c * inverse, out_ptr.dtype.element_ty)
-        d = round_to_8_bits(d * inverse, out_ptr.dtype.element_ty)
     tl.store(at, a.to(out_ptr.dtype.element_ty), mask=keep)
     tl.store(at + C, b.to(out_ptr.dtype.element_ty), mask=keep)
     tl.store(at + 2 * C, c.to(out_ptr.dtype.element_ty), mask=keep)
@@ -93,26 +106,29 @@ def gather_neighbours_fwd(
     x: torch.Tensor,
     eps: float | None,
     offset: torch.Tensor | None,
-    output_scale: torch.Tensor | None = None,
-    dtype: torch.dtype | None = None,
     pdl: bool = False,
+    partials: torch.Tensor | None = None,
+    partials_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Launch on ``x [B, H, W, C]``; see the public function. ``dtype``: of the result."""
-    x = x.contiguous()
+    """Launch on ``x [B, H, W, C]``; see the public function."""
+    x = x if partials is not None else x.contiguous()
     B, H, W, C = x.shape
     out_h, out_w = (H + 1) // 2, (W + 1) // 2
-    out = torch.empty(B, out_h, out_w, 4 * C, dtype=dtype or x.dtype, device=x.device)
+    out = torch.empty(B, out_h, out_w, 4 * C, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
     block_c = next_power_of_2(C)
-    block_m = max(1, min(16, TILE_ELEMENTS // block_c))
+    block_m = max(1, min(16, TILE_ELEMENTS // (block_c if partials is None else 2 * block_c)))
     blocks_per_image = cdiv(out_h * out_w, block_m)
     with on_device(x.device):
         _gather_neighbours_fwd_kernel[(B * blocks_per_image,)](
             x, x if offset is None else offset, out, H, W, out_h * out_w, blocks_per_image,
             0.0 if eps is None else eps, C=C, BLOCK_C=block_c, BLOCK_M=block_m,
             NORMALIZE=eps is not None, HAS_OFFSET=offset is not None,
-            output_scale_ptr=output_scale, num_warps=4,
+            partials_ptr=partials, partials_bias_ptr=partials_bias,
+            size=0 if partials is None else x.numel(),
+            SPLITS=0 if partials is None else partials.shape[0],
+            HAS_PARTIALS_BIAS=partials_bias is not None, num_warps=4,
             **pdl_options(pdl, device_capability(x.device)),
         )  # fmt: skip
     return out
@@ -152,7 +168,8 @@ def merged_columns(column, LOWER: tl.constexpr, C: tl.constexpr):
 
 
 @triton.jit
-def _centred(v, mean, column, C: tl.constexpr, CA: tl.constexpr):
+def centred_run(v, mean, column, C: tl.constexpr, CA: tl.constexpr):
+    """``v - mean`` of a run's part, 0 where it is padded past its 2C channels."""
     v = v - mean
     if CA > 2 * C:  # padded columns must not enter the sums; padded neighbours do, as zeros
         v = tl.where((column < 2 * C)[None, :], v, 0.0)
@@ -203,8 +220,8 @@ def _gather_layer_norm_fwd_kernel(
         if CB > 0:
             total += tl.sum(ub + lb, 1)
         mean = total / (4 * C)
-        ua = _centred(ua, mean[:, None], ca, C, CA)
-        la = _centred(la, mean[:, None], ca, C, CA)
+        ua = centred_run(ua, mean[:, None], ca, C, CA)
+        la = centred_run(la, mean[:, None], ca, C, CA)
         square = tl.sum(ua * ua + la * la, 1)
         if CB > 0:
             ub -= mean[:, None]

@@ -9,7 +9,11 @@ import torch
 from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
 from fastswin.ops.quantize.checks import check_format, check_steps, why_not_format
 from fastswin.ops.quantize.reference import LARGEST
-from fastswin.ops.quantized_linear.config import QuantizedGemmConfig, quantized_linear_blocker
+from fastswin.ops.quantized_linear.config import (
+    QuantizedGemmConfig,
+    config_blocker,
+    quantized_linear_blocker,
+)
 from fastswin.ops.quantized_linear.ordering import restore_rows, why_not_ordered
 from fastswin.ops.quantized_linear.reference import quantized_linear_ref
 
@@ -106,6 +110,8 @@ def quantized_linear(
         raise ValueError(f"out must be contiguous, got strides {out.stride()}")
     if config is not None and not isinstance(config, QuantizedGemmConfig):
         raise ValueError(f"config must be a QuantizedGemmConfig, got {type(config).__name__}")
+    if config is not None and (blocker := config_blocker(config)):
+        raise ValueError(f"config: {blocker}")
     wide = torch.float32 if stored in LARGEST else stored
     chosen = choose_impl(
         impl,

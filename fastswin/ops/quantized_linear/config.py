@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from fastswin._triton.tiles import MIN_DOT, cdiv
+from fastswin._triton.tiles import MIN_DOT, cdiv, why_not_dot
 
 #: int32 holds a sum of this many products of int8 numbers: 2**17 * 127 * 127 < 2**31.
 MAX_K = 1 << 17
@@ -35,6 +35,12 @@ class QuantizedGemmConfig:
     tma: bool = False
     persistent: int = 0
     tma_store: bool = False
+
+
+def config_blocker(config: QuantizedGemmConfig) -> str | None:
+    """Reason why no tensor core multiplies these tiles, None where they do."""
+    sides = {"block_m": config.block_m, "block_n": config.block_n}
+    return why_not_dot(sides, {"block_k": config.block_k}, narrow=True)
 
 
 def default_quantized_gemm_config(

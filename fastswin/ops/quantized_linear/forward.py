@@ -15,7 +15,14 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
-from fastswin._triton.math import gelu, inverse_step, round_to_8_bits, scaled_gelu
+from fastswin._triton.math import (
+    gelu,
+    gelu_to_8_bits,
+    inverse_step,
+    round_to_8_bits,
+    scale_to_8_bits,
+    scaled_gelu,
+)
 from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.quantize.reference import LARGEST
@@ -96,13 +103,13 @@ def _store_tile(
         inverse = _tile_inverse(
             inverse_q, inverse_k, inverse_v, tile_n, N, BLOCK_N, PARTS, PART_PER_TILE
         )
-        if GELU and PARTS == 1:
-            y = scaled_gelu(y, inverse)
+        if row_scale_ptr is not None:  # a step of a token may be NaN
+            y = scaled_gelu(y, inverse) if GELU and PARTS == 1 else y * inverse
+            stored = round_to_8_bits(y, out_ptr.dtype.element_ty)
+        elif GELU and PARTS == 1:  # integer sums and calibrated steps are finite
+            stored = gelu_to_8_bits(y, inverse, out_ptr.dtype.element_ty)
         else:
-            y *= inverse
-        # integer sums and calibrated steps are finite; a step of a token may be NaN
-        finite: tl.constexpr = row_scale_ptr is None
-        stored = round_to_8_bits(y, out_ptr.dtype.element_ty, not finite)
+            stored = scale_to_8_bits(y, inverse, out_ptr.dtype.element_ty)
         if ORDERED:  # columns are in ordering.py's order, the result is not
             pairs = tl.reshape(stored, [BLOCK_M, BLOCK_N // 16, 2, 4, 2])
             stored = tl.reshape(tl.permute(pairs, [0, 1, 3, 2, 4]), [BLOCK_M, BLOCK_N])

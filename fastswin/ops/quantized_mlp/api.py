@@ -16,7 +16,11 @@ from fastswin.ops.quantize.checks import check_format, check_steps, why_not_form
 from fastswin.ops.quantize.reference import quantize_ref
 from fastswin.ops.quantized_linear.ordering import order_rows, restore_rows
 from fastswin.ops.quantized_linear.reference import quantized_linear_ref
-from fastswin.ops.quantized_mlp.config import QuantizedMlpConfig, quantized_mlp_blocker
+from fastswin.ops.quantized_mlp.config import (
+    QuantizedMlpConfig,
+    config_blocker,
+    quantized_mlp_blocker,
+)
 
 
 def quantized_mlp(
@@ -77,6 +81,8 @@ def quantized_mlp(
     check_steps(hidden_scale, "hidden_scale", x, hidden, parts=(1,))
     if out is not None and (out.dtype != x.dtype or not out.is_contiguous()):
         raise ValueError(f"out must be contiguous {x.dtype}, got {out.dtype}")
+    if config is not None and (blocker := config_blocker(config)):
+        raise ValueError(f"config: {blocker}")
     chosen = choose_impl(
         impl,
         "quantized_mlp",

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 
-from fastswin._triton.tiles import split_columns
+from fastswin._triton.tiles import MIN_DOT_8_BITS, split_columns, why_not_dot
 
 #: Wider rows are faster as two 8-bit GEMMs: at 256 channels 51.8 us against 58.2 (H100, M 25088).
 MAX_CHANNELS = 192
 
-#: 8-bit tensor-core products take steps of 32.
-MIN_PART = 32
+MIN_PART = MIN_DOT_8_BITS
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,10 +31,15 @@ class QuantizedMlpConfig:
     tma: bool = False
 
 
+def config_blocker(config: QuantizedMlpConfig) -> str | None:
+    """Reason why no tensor core multiplies these tiles, None where they do."""
+    return why_not_dot({"block_m": config.block_m}, {"block_h": config.block_h}, narrow=True)
+
+
 def default_quantized_mlp_config(C: int, capability: tuple[int, int]) -> QuantizedMlpConfig:
-    """Heuristic: 64 x 128 was best of a prototype's tiles on an H100; here it spills past 128."""
+    """Heuristic: the best of seven on an H200 (docs/performance.md), 64 x 128 and 64 x 64."""
     if capability[0] in (9, 10):
-        return QuantizedMlpConfig(64, 128 if C <= 128 else 64, num_warps=4, num_stages=2, tma=True)
+        return QuantizedMlpConfig(64, 128 if C > 96 else 64, num_warps=4, num_stages=2, tma=True)
     return QuantizedMlpConfig(64 if C <= 128 else 32, 64, num_warps=4, num_stages=2)
 
 

@@ -15,7 +15,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
-from fastswin._triton.math import inverse_step, normalize_rows, round_to_8_bits, scaled_gelu
+from fastswin._triton.math import centre_rows, gelu_to_8_bits, inverse_step, rows_to_8_bits
 from fastswin._triton.tiles import cdiv, split_columns
 from fastswin.ops.quantized_mlp.config import QuantizedMlpConfig, default_quantized_mlp_config
 
@@ -74,12 +74,12 @@ def _quantized_mlp_kernel(
     b = a
     if CB > 0:
         b = _stream(x_ptr, offset_ptr, at, cb, valid)
-    a, b = normalize_rows(a, b, C, CB, eps)
-    inverse = inverse_step(tl.load(input_scale_ptr))
-    qa = round_to_8_bits(a * inverse, dtype)
+    a, b, rstd = centre_rows(a, b, C, CB, eps)
+    factor = rstd[:, None] * inverse_step(tl.load(input_scale_ptr))
+    qa = rows_to_8_bits(a, factor, dtype)
     qb = qa
     if CB > 0:
-        qb = round_to_8_bits(b * inverse, dtype)
+        qb = rows_to_8_bits(b, factor, dtype)
     hidden_inverse = inverse_step(tl.load(hidden_scale_ptr))
     acc_a = tl.zeros([BLOCK_M, CA], sums)
     acc_b = acc_a
@@ -93,8 +93,8 @@ def _quantized_mlp_kernel(
             product = tl.dot(qb, w, product, out_dtype=sums)
         unit = start + tl.arange(0, BLOCK_H)
         h = product.to(tl.float32) * tl.load(fc1_scale_ptr + unit)[None, :]
-        h = scaled_gelu(h + tl.load(fc1_bias_ptr + unit)[None, :], hidden_inverse)
-        q = round_to_8_bits(h, dtype, False)  # sums and steps are finite
+        h += tl.load(fc1_bias_ptr + unit)[None, :]
+        q = gelu_to_8_bits(h, hidden_inverse, dtype)  # sums and steps are finite
         # fc1's rows are in the order that makes this no exchange (ordering.py)
         pairs = tl.reshape(q, [BLOCK_M, BLOCK_H // 16, 2, 4, 2])
         q = tl.reshape(tl.permute(pairs, [0, 1, 3, 2, 4]), [BLOCK_M, BLOCK_H])

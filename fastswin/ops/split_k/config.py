@@ -10,7 +10,13 @@ import dataclasses
 import torch
 
 from fastswin._triton.device import device_capability
-from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns
+from fastswin._triton.tiles import (
+    MIN_DOT,
+    cdiv,
+    next_power_of_2,
+    split_columns,
+    why_not_dot,
+)
 
 #: Widest slice that a program holds, a power of two, and else: 64 rows and 64 columns of it are 128
 #: and 96 KB of shared memory. 384 channels as 256 + 128 took 5.0 us where 512 took 5.5 (H200).
@@ -92,7 +98,7 @@ def config_blocker(config: SplitKConfig, K: int) -> str | None:
         return f"splits must divide {K} and be 1 to {MAX_SPLITS}, got {config.splits}"
     if not _held(K // config.splits):
         return f"slices of {K // config.splits} channels are not one or two powers of two"
-    return None
+    return why_not_dot({"block_m": config.block_m, "block_n": config.block_n}, {})
 
 
 def _possible_splits(K: int) -> list[int]:

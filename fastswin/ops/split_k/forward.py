@@ -21,9 +21,20 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
-from fastswin._triton.math import inverse_step, normalize_rows, round_to_8_bits
+from fastswin._triton.math import (
+    inverse_step,
+    join_slices,
+    normalize_rows,
+    round_to_8_bits,
+)
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
-from fastswin._triton.tiles import cdiv, next_power_of_2, split_columns
+from fastswin._triton.tiles import (
+    MIN_DOT,
+    MIN_DOT_8_BITS,
+    cdiv,
+    next_power_of_2,
+    split_columns,
+)
 from fastswin.ops.split_k.config import NUM_WARPS, SplitKConfig, join_rows
 
 
@@ -31,11 +42,13 @@ from fastswin.ops.split_k.config import NUM_WARPS, SplitKConfig, join_rows
 def _split_k_linear_kernel(
     x_ptr, weight_ptr, out_ptr, M,
     N: tl.constexpr, K: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
+    PA: tl.constexpr, PB: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, PDL: tl.constexpr, scale_ptr=None,
 ):  # fmt: skip
     """One program per slice (axis 1) and output tile (axis 0, columns fastest).
 
     8-bit products, int8's exact in int32, come with the factor of each column at ``scale_ptr``.
+    Parts narrower than tensor cores multiply at once are held PA and PB wide, zeros behind them.
     """
     launch_dependents(PDL)
     tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
@@ -44,17 +57,23 @@ def _split_k_linear_kernel(
     col = tl.program_id(0) % tiles_n * BLOCK_N + tl.arange(0, BLOCK_N)
     valid = (row < M)[:, None]
     inside = (col < N)[:, None]
-    ka = part * (KA + KB) + tl.arange(0, KA)[None, :]
-    kb = part * (KA + KB) + KA + tl.arange(0, KB if KB > 0 else 16)[None, :]
+    ka = tl.arange(0, PA)[None, :]
+    kb = tl.arange(0, PB)[None, :]
+    inside_a = inside & (ka < KA) if PA > KA else inside
+    inside_b = inside & (kb < KB) if PB > KB else inside
+    valid_a = valid & (ka < KA) if PA > KA else valid
+    valid_b = valid & (kb < KB) if PB > KB else valid
+    ka += part * (KA + KB)
+    kb += part * (KA + KB) + KA
     weight_at = weight_ptr + col[:, None] * K
-    wa = tl.load(weight_at + ka, mask=inside, other=0.0)
+    wa = tl.load(weight_at + ka, mask=inside_a, other=0.0)
     if KB > 0:
-        wb = tl.load(weight_at + kb, mask=inside, other=0.0)
+        wb = tl.load(weight_at + kb, mask=inside_b, other=0.0)
     wait_for_previous(PDL)
     x_at = x_ptr + row.to(tl.int64)[:, None] * K
-    a = tl.load(x_at + ka, mask=valid, other=0.0)
+    a = tl.load(x_at + ka, mask=valid_a, other=0.0)
     if KB > 0:
-        b = tl.load(x_at + kb, mask=valid, other=0.0)
+        b = tl.load(x_at + kb, mask=valid_b, other=0.0)
     sums: tl.constexpr = tl.int32 if x_ptr.dtype.element_ty == tl.int8 else tl.float32
     y = tl.dot(a, tl.trans(wa), out_dtype=sums)
     if KB > 0:
@@ -63,17 +82,6 @@ def _split_k_linear_kernel(
         y = y.to(tl.float32) * tl.load(scale_ptr + col, mask=col < N, other=0.0)[None, :]
     at = (part.to(tl.int64) * M + row[:, None]) * N + col[None, :]
     tl.store(out_ptr + at, y, mask=valid & (col < N)[None, :])
-
-
-@triton.jit
-def _joined(partials_ptr, bias_ptr, at, size, col, mask, S: tl.constexpr, HAS_BIAS: tl.constexpr):
-    """Sum of the slices in their order, bias last."""
-    y = tl.load(partials_ptr + at, mask=mask, other=0.0)
-    for part in tl.static_range(1, S):
-        y += tl.load(partials_ptr + part * size + at, mask=mask, other=0.0)
-    if HAS_BIAS:
-        y += tl.load(bias_ptr + col, mask=mask, other=0.0).to(tl.float32)
-    return y
 
 
 @triton.jit
@@ -110,12 +118,12 @@ def _add_split_k_kernel(
     if output_scale_ptr is not None:
         inverse = inverse_step(tl.load(output_scale_ptr))
     wait_for_previous(PDL)
-    a = _joined(partials_ptr, bias_ptr, first + ca, size, ca, ma, S, HAS_BIAS)
+    a = join_slices(partials_ptr, bias_ptr, first + ca, size, ca, ma, S, HAS_BIAS)
     x = tl.load(stream_ptr + first + ca, mask=ma, other=0.0).to(tl.float32)
     b = a
     z = x
     if CB > 0:
-        b = _joined(partials_ptr, bias_ptr, first + cb, size, cb, mb, S, HAS_BIAS)
+        b = join_slices(partials_ptr, bias_ptr, first + cb, size, cb, mb, S, HAS_BIAS)
         z = tl.load(stream_ptr + first + cb, mask=mb, other=0.0).to(tl.float32)
     if not POST:
         a += x
@@ -163,10 +171,12 @@ def split_k_linear_fwd(
     M = x.numel() // K
     columns = split_columns(K // config.splits)
     assert columns is not None  # config_blocker was asked before
+    depth = MIN_DOT if scale is None else MIN_DOT_8_BITS
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n), config.splits)
     with on_device(x.device):
         _split_k_linear_kernel[grid](
-            x, weight, out, M, N=N, K=K, KA=columns[0], KB=columns[1], BLOCK_M=config.block_m,
+            x, weight, out, M, N=N, K=K, KA=columns[0], KB=columns[1],
+            PA=max(columns[0], depth), PB=max(columns[1], depth), BLOCK_M=config.block_m,
             BLOCK_N=config.block_n, scale_ptr=scale, num_warps=config.num_warps,
             **pdl_options(pdl, device_capability(x.device)),
         )  # fmt: skip

@@ -6,8 +6,8 @@ written in image order by the forward's own index arithmetic. A padded token has
 its dk and dv go to a scratch list, whose sum is the gradient of ``qkv_bias`` (its dq is 0, as its
 output is cut away).
 
-dbias and dlogit_scale leave the kernels as one partial sum per run of windows; ``torch.sum`` adds
-them in a fixed order, in fp32. Of a bias table one kernel adds runs and pairs (tables.py).
+dbias and dlogit_scale leave the kernels as one partial sum per run of windows, which are added in
+a fixed order, in fp32: dbias by one kernel, which adds a bias table's pairs as well (tables.py).
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from fastswin.ops.window_attention.backward_config import (
     default_backward_config,
 )
 from fastswin.ops.window_attention.backward_problem import BackwardProblem, Needs, Partials
+from fastswin.ops.window_attention.backward_runs import launch_runs
 from fastswin.ops.window_attention.backward_tiles import launch_tiles
 from fastswin.ops.window_attention.backward_whole import launch_whole
 from fastswin.ops.window_attention.forward import (
@@ -31,6 +32,7 @@ from fastswin.ops.window_attention.forward import (
     window_attention_partitioned_fwd,
 )
 from fastswin.ops.window_attention.launch import (
+    AttentionShape,
     Dropout,
     image_shape,
     output_strides,
@@ -38,7 +40,7 @@ from fastswin.ops.window_attention.launch import (
     qkv_strides,
     window_strides,
 )
-from fastswin.ops.window_attention.tables import table_gradient
+from fastswin.ops.window_attention.tables import dense_gradient, table_gradient
 
 Pair = tuple[int, int]
 
@@ -93,7 +95,7 @@ def window_attention_bwd(
     dqkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     if shape.padding_slots and qkv_bias is None:
         qkv_bias = qkv.new_zeros(3 * C)
-    config = config or _default_config(qkv, shape.tokens, shape.head_dim)
+    config = config or _default_config(qkv, shape, head_scale is None and dropout is None)
     # in the kernel all tokens are summed, padded ones too; apart from it, a pass over dqkv
     in_kernel = needs.qkv_sum and isinstance(config, WholeBackwardConfig) and config.sums_qkv
     apart = needs.qkv_sum and not in_kernel
@@ -143,7 +145,8 @@ def window_attention_partitioned_bwd(
         for needed in (needs.q, needs.k, needs.v)
     )
     q, k, v, grad = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v, grad))
-    config = config or _default_config(q, shape.tokens, shape.head_dim)
+    plain = head_scale is None and mask is None and dropout is None
+    config = config or _default_config(q, shape, plain)
     if isinstance(config, TiledBackwardConfig) and (out is None or row_stats is None):
         row_stats = _new_stats(q, shape.windows, shape.heads, shape.tokens)
         out = window_attention_partitioned_fwd(
@@ -156,8 +159,11 @@ def window_attention_partitioned_bwd(
     return (dq, dk, dv), _finish(problem, _launch(problem, config))
 
 
-def _default_config(q: torch.Tensor, tokens: int, head_dim: int) -> BackwardConfig:
-    return default_backward_config(tokens, head_dim, q.element_size(), device_capability(q.device))
+def _default_config(q: torch.Tensor, shape: AttentionShape, plain: bool) -> BackwardConfig:
+    return default_backward_config(
+        shape.tokens, shape.head_dim, q.element_size(), device_capability(q.device),
+        plain and shape.padding_slots == 0,
+    )  # fmt: skip
 
 
 def _new_stats(like: torch.Tensor, windows: int, heads: int, tokens: int) -> torch.Tensor:
@@ -171,6 +177,8 @@ def _launch(problem: BackwardProblem, config: BackwardConfig) -> Partials:
         return _empty_partials(problem)
     if isinstance(config, TiledBackwardConfig):
         return launch_tiles(problem, config)
+    if config.by_kind:
+        return launch_runs(problem, config)
     return launch_whole(problem, config)
 
 
@@ -198,7 +206,7 @@ def _finish(
     if partials.bias is not None and bias_table is not None:
         bias = table_gradient(partials.bias, bias_table, problem.shape.window_size)
     elif partials.bias is not None:
-        bias = partials.bias.sum(0)[:, :N, :N].contiguous()
+        bias = dense_gradient(partials.bias, N)
     if partials.logit_scale is not None:
         logit_scale = partials.logit_scale.transpose(0, 1).flatten(1).sum(1)
     if partials.pad is not None:

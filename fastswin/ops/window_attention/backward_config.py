@@ -18,7 +18,7 @@ MAX_WHOLE_BYTES = 16 * 1024
 MAX_FUSED_DBIAS = 144
 
 #: Programs of the kernels that walk over windows: two for each of an H100's 132 multiprocessors.
-#: A constant, so that the order of every sum, and with it its bits, is the same on every card.
+#: A constant, so that the order of every sum does not depend on how many a card has.
 WHOLE_PROGRAMS = 264
 TILED_PROGRAMS = 1056
 
@@ -33,12 +33,16 @@ class WholeBackwardConfig:
         programs: programs at most; each has one head and a run of windows.
         sums_qkv: the sum of dqkv over tokens stays in registers as well, where it is asked for.
             From 9.0 on; before, its 32 registers a thread spill up to 276 bytes.
+        by_kind: a run has windows of one kind (backward_runs.py), else of all (backward_whole.py).
+        holds_bias: of runs by kind: the bias stays in registers, else each window reads it.
     """
 
     num_warps: int = 4
     num_stages: int = 3
     programs: int = WHOLE_PROGRAMS
     sums_qkv: bool = True
+    by_kind: bool = False
+    holds_bias: bool = True
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,21 +103,29 @@ def takes_whole_windows(tokens: int, head_dim: int, itemsize: int) -> bool:
 
 
 def default_backward_config(
-    tokens: int, head_dim: int, itemsize: int, capability: tuple[int, int] = (9, 0)
+    tokens: int,
+    head_dim: int,
+    itemsize: int,
+    capability: tuple[int, int] = (9, 0),
+    plain: bool = True,
 ) -> BackwardConfig:
-    """Heuristic from a prototype's measurements on an H100 and from what the compiler reports.
+    """Heuristic from measurements on an H100 and an H200 and from what the compiler reports.
 
     Args:
         tokens: tokens per window.
         head_dim: channels of a head.
         itemsize: bytes per element of q, k, v.
-        capability: of the GPU that runs it; from 8.0 up it changes no sum of windows.
+        capability: of the GPU that runs it.
+        plain: V1 without dropout, padding and a mask of the caller's: what runs by kind have
+            registers for.
     """
     if capability < (8, 0):  # no tensor-core code there: larger tiles spill kilobytes a thread
         tile = TileConfig(16, 16, num_warps=4, num_stages=1)
         return TiledBackwardConfig(tile, tile, tile)
     if takes_whole_windows(tokens, head_dim, itemsize):
-        return WholeBackwardConfig(sums_qkv=capability >= (9, 0))
+        if capability < (9, 0) or not plain or itemsize == 4:
+            return WholeBackwardConfig(sums_qkv=capability >= (9, 0))
+        return WholeBackwardConfig(num_stages=4, by_kind=True)
     return _tiled_config(tokens, head_dim, itemsize)
 
 

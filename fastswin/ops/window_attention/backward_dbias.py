@@ -18,8 +18,8 @@ from fastswin.ops.window_attention.tile import (
     load_live_rows,
     load_row_stats,
     load_rows,
-    locate_window,
     token_rows,
+    walk_to,
 )
 
 
@@ -60,21 +60,13 @@ def _window_attention_bwd_dbias_kernel(
         seed = tl.load(seed_ptr)
     dbias = tl.zeros([BLOCK_Q, BLOCK_K], tl.float32)
     for i in tl.range(0, steps, num_stages=NUM_STAGES):
-        wanted = run + i * runs
-        window = tl.minimum(wanted, windows - 1)
-        image, window_row, window_col, kind = locate_window(
-            window, windows_per_col, windows_per_row, SH + SW > 0, PARTITIONED
-        )
-        row = token_rows(
-            window_row, window_col, query, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE
-        )
+        window, image, window_row, window_col, kind, row, known, real = walk_to(
+            run + i * runs, windows, query, H, W, windows_per_col, windows_per_row,
+            N, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE,
+        )  # fmt: skip
         key_row = token_rows(
             window_row, window_col, key, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE
         )
-        known = (query < N) & (wanted < windows)
-        real = known
-        if HAS_PAD:
-            real = known & (row >= 0)
         q = load_rows(
             q_ptr + image * q_stride_image, pad_ptr + head * D, row, query, q_stride_row,
             N, D, BLOCK_D, HAS_PAD,

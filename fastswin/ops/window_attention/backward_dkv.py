@@ -23,12 +23,12 @@ from fastswin.ops.window_attention.tile import (
     load_live_rows,
     load_row_stats,
     load_rows,
-    locate_window,
     normalize_gradient,
     power_of_2,
     scores,
     store_rows,
     token_rows,
+    walk_to,
 )
 
 
@@ -126,15 +126,11 @@ def _window_attention_bwd_dkv_kernel(
             sums = sums + (tl.zeros([BLOCK_K, TAIL], tl.float32),)
 
     for i in tl.range(0, steps, num_stages=NUM_STAGES if NEEDS_BIAS else 1):
-        wanted = run + i * runs
-        live = wanted < windows
-        window = tl.minimum(wanted, windows - 1)
-        image, window_row, window_col, kind = locate_window(
-            window, windows_per_col, windows_per_row, SH + SW > 0, PARTITIONED
-        )
-        row = token_rows(
-            window_row, window_col, key, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE
-        )
+        window, image, window_row, window_col, kind, row, known, real = walk_to(
+            run + i * runs, windows, key, H, W, windows_per_col, windows_per_row,
+            N, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE,
+        )  # fmt: skip
+        live = run + i * runs < windows
         k = load_rows(
             k_ptr + image * k_stride_image + head * k_stride_head, pad_ptr + C + head * D, row,
             key, k_stride_row, N, D, BLOCK_D, HAS_PAD,
@@ -190,10 +186,6 @@ def _window_attention_bwd_dkv_kernel(
                 new_sums = new_sums + (sums[WALKED] + ds_tail,)
         if NEEDS_BIAS:
             sums = new_sums
-        known = (key < N) & live
-        real = known
-        if HAS_PAD:
-            real = known & (row >= 0)
         if NEEDS_K or NEEDS_PAD:
             dk = dk * grad_scale
             if COSINE:

@@ -35,12 +35,11 @@ from fastswin.ops.window_attention.tile import (
     inverse_sum,
     load_live_rows,
     load_rows,
-    locate_window,
     normalize_gradient,
     power_of_2,
     scores,
     store_rows,
-    token_rows,
+    walk_to,
 )
 
 
@@ -94,19 +93,11 @@ def _window_attention_bwd_kernel(
     dv_sum = tl.zeros([NP, BLOCK_D], tl.float32)
 
     for i in tl.range(0, steps, num_stages=NUM_STAGES):
-        wanted = run + i * runs
-        window = tl.minimum(wanted, windows - 1)
-        image, window_row, window_col, kind = locate_window(
-            window, windows_per_col, windows_per_row, SH + SW > 0, PARTITIONED
-        )
-        row = token_rows(
-            window_row, window_col, token, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE
-        )
         # past the last window everything is read again and multiplied with a gradient of zero
-        live = (token < N) & (wanted < windows)
-        real = live
-        if HAS_PAD:
-            real = live & (row >= 0)
+        window, image, _row, _col, kind, row, live, real = walk_to(
+            run + i * runs, windows, token, H, W, windows_per_col, windows_per_row,
+            N, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE,
+        )  # fmt: skip
         q = load_rows(
             q_ptr + image * q_stride_image, pad_ptr + head * D, row, token, q_stride_row,
             N, D, BLOCK_D, HAS_PAD,

@@ -14,6 +14,14 @@ from fastswin._triton.tiles import cdiv, next_power_of_2
 #: Longest padded row of scores that one program keeps whole: 64 x 256 fp32 in registers.
 MAX_WHOLE_ROW = 256
 
+#: Longest window of the form that walks over windows with the bias in registers.
+MAX_RUN_WINDOW = 64
+
+#: Programs of that form, three for each of an H100's 132 multiprocessors, and windows that each has
+#: to have for the form to pay.
+RUN_PROGRAMS = 396
+MIN_RUN = 16
+
 #: Key tile of the online form.
 ONLINE_BLOCK_K = 64
 
@@ -35,6 +43,8 @@ class WindowAttentionConfig:
         heads_per_program: heads that one program walks over, loads pipelined across them.
         num_warps: warps per program; 64 query rows never pay with more than 4.
         num_stages: depth of the load pipeline over heads (or key tiles, online).
+        programs: where not 0, programs at most, each of which walks over windows of one kind and
+            head (forward_runs.py; up to :data:`MAX_RUN_WINDOW` tokens, no mask, no 8 bits).
     """
 
     block_q: int
@@ -42,6 +52,7 @@ class WindowAttentionConfig:
     heads_per_program: int
     num_warps: int = 4
     num_stages: int = 3
+    programs: int = 0
 
 
 def key_tiles(tokens: int) -> tuple[int, ...]:
@@ -74,8 +85,9 @@ def default_config(
     itemsize: int,
     multiprocessors: int,
     capability: tuple[int, int] = (9, 0),
+    runs: bool = False,
 ) -> WindowAttentionConfig:
-    """Heuristic from measurements on an H100 (docs/performance.md).
+    """Heuristic from measurements on an H100 and an H200 (docs/performance.md).
 
     Args:
         windows: windows in the whole batch.
@@ -83,6 +95,7 @@ def default_config(
         num_heads, head_dim: attention heads and their channels.
         itemsize: bytes per element of q, k, v.
         multiprocessors, capability: of the GPU that runs it.
+        runs: whether the problem may go in runs (V1, no mask, dropout, padding or 8 bits).
     """
     tiles = key_tiles(tokens)
     longest = MAX_WHOLE_ROW if capability[0] in (9, 10) else MAX_WHOLE_ROW_SMALL
@@ -112,8 +125,10 @@ def default_config(
         return WindowAttentionConfig(block_q, tiles, heads if tiles else 1, num_stages=1)
     if not tiles:
         return WindowAttentionConfig(block_q, (), 1, num_warps=4, num_stages=2)
-    stages = 3 if heads > 1 and itemsize <= 2 and tokens <= 64 else 2
-    return WindowAttentionConfig(block_q, tiles, heads, num_stages=stages)
+    short = itemsize <= 2 and tokens <= MAX_RUN_WINDOW
+    if runs and short and capability >= (9, 0) and windows * num_heads >= MIN_RUN * RUN_PROGRAMS:
+        return WindowAttentionConfig(block_q, tiles, heads, programs=RUN_PROGRAMS)
+    return WindowAttentionConfig(block_q, tiles, heads, num_stages=3 if heads > 1 and short else 2)
 
 
 def num_programs(windows: int, tokens: int, num_heads: int, config: WindowAttentionConfig) -> int:

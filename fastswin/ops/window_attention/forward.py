@@ -30,11 +30,13 @@ from fastswin._triton.launch import launch
 from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
 from fastswin.ops.quantize import quantize
 from fastswin.ops.window_attention.config import (
+    MAX_RUN_WINDOW,
     WindowAttentionConfig,
     default_config,
     num_programs,
     tile_constants,
 )
+from fastswin.ops.window_attention.forward_runs import launch_forward_runs
 from fastswin.ops.window_attention.launch import (
     AttentionShape,
     Dropout,
@@ -286,11 +288,19 @@ def _launch(
     pdl: bool = False,
 ) -> None:
     q = qkv[0]
+    eight_bits = qkv_scale is not None or output_scale is not None
+    in_runs = mask is None and not eight_bits
     if config is None:
         config = default_config(
             shape.windows, shape.tokens, shape.heads, shape.head_dim, q.element_size(),
             multiprocessor_count(q.device), device_capability(q.device),
+            runs=in_runs and head_scale is None and dropout is None and not shape.padding_slots,
         )  # fmt: skip
+    if in_runs and config.programs and shape.tokens <= MAX_RUN_WINDOW:
+        launch_forward_runs(
+            shape, qkv, out, bias, head_scale, pad, scale, strides, tf32, config, row_stats, dropout
+        )
+        return
     constants = shape.constants(bias, tf32, strides) | {
         "COSINE": head_scale is not None, "HAS_MASK": mask is not None,
         "HAS_STATS": row_stats is not None, "DROPOUT": dropout is not None,

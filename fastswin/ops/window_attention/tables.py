@@ -13,7 +13,8 @@ A bias table ``[(2 Wh - 1) * (2 Ww - 1), nH]`` is read in place of a dense bias 
     table row of (q, k) = (qy - ky + Wh - 1) * (2 Ww - 1) + qx - kx + Ww - 1
 
 and its gradient sums the backward's partial sums over runs of windows and over the pairs of that
-row at once: as operators of PyTorch that is a sum, two flips, two unfolds and copies.
+row at once: as operators of PyTorch that is a sum, two flips, two unfolds and copies. A dense
+bias's gradient is the sum over runs without the padding.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ Pair = tuple[int, int]
 
 _BLOCK = 1024
 
-#: Queries and runs of windows that a program of the table's gradient adds at a time.
+#: Queries (pairs, of a dense bias) and runs of windows that a program adds at a time.
 _BLOCK_Q, _BLOCK_G = 64, 16
 
 
@@ -160,5 +161,36 @@ def table_gradient(partial: torch.Tensor, table: torch.Tensor, window_size: Pair
         _table_gradient_kernel, out.numel(), partial, out, runs, *partial.stride()[:3],
         NH=heads, WH=window_size[0], WW=window_size[1], BLOCK_Q=_BLOCK_Q, BLOCK_G=_BLOCK_G,
         num_warps=4,
+    )  # fmt: skip
+    return out
+
+
+@triton.jit(do_not_specialize=["G", "elements"])
+def _dense_gradient_kernel(
+    partial_ptr, out_ptr, G, elements, run_stride, head_stride, query_stride,
+    N: tl.constexpr, BLOCK: tl.constexpr, BLOCK_G: tl.constexpr,
+):  # fmt: skip
+    """One program per block of (head, query, key)."""
+    place = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    head = place // (N * N)
+    at = head * head_stride + place // N % N * query_stride + place % N
+    total = tl.zeros([BLOCK_G, BLOCK], tl.float32)
+    for first in tl.range(0, G, BLOCK_G):
+        run = first + tl.arange(0, BLOCK_G)
+        keep = (run < G)[:, None] & (place < elements)[None, :]
+        source = partial_ptr + run[:, None].to(tl.int64) * run_stride + at[None, :]
+        total += tl.load(source, mask=keep, other=0.0)
+    tl.store(out_ptr + place, tl.sum(total, 0), mask=place < elements)
+
+
+def dense_gradient(partial: torch.Tensor, tokens: int) -> torch.Tensor:
+    """fp32 ``[nH, N, N]``, the sum of ``partial [runs, nH, >= N, >= N]`` in one fixed order."""
+    runs, heads = partial.shape[:2]
+    out = torch.empty(heads, tokens, tokens, dtype=torch.float32, device=partial.device)
+    if runs == 0:
+        return out.zero_()
+    launch(
+        _dense_gradient_kernel, cdiv(out.numel(), _BLOCK_Q), partial, out, runs, out.numel(),
+        *partial.stride()[:3], N=tokens, BLOCK=_BLOCK_Q, BLOCK_G=_BLOCK_G, num_warps=4,
     )  # fmt: skip
     return out

@@ -10,7 +10,12 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastswin._triton.math import int8_to_half, inverse_step, round_to_8_bits
+from fastswin._triton.math import (
+    int8_to_half,
+    inverse_step,
+    round_to_8_bits,
+    scale_to_8_bits,
+)
 
 LN_2 = tl.constexpr(0.6931471805599453)
 
@@ -63,6 +68,31 @@ def token_rows(
     if WIDE:
         row = row.to(tl.int64)
     return row
+
+
+@triton.jit
+def walk_to(
+    wanted, windows, token, H, W, windows_per_col, windows_per_row, N: tl.constexpr,
+    WH: tl.constexpr, WW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PARTITIONED: tl.constexpr, HAS_PAD: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """A step of a walk over windows: number, image, place and kind, rows, known and real tokens.
+
+    Past the last window its rows are read again, but no token is ``known``; ``real`` ones are known
+    and no padding.
+    """
+    window = tl.minimum(wanted, windows - 1)
+    image, window_row, window_col, kind = locate_window(
+        window, windows_per_col, windows_per_row, SH + SW > 0, PARTITIONED
+    )
+    row = token_rows(
+        window_row, window_col, token, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE
+    )
+    known = (token < N) & (wanted < windows)
+    real = known
+    if HAS_PAD:
+        real = known & (row >= 0)
+    return window, image, window_row, window_col, kind, row, known, real
 
 
 @triton.jit
@@ -127,6 +157,17 @@ def normalize_gradient(x, inverse, gradient):
 
 
 @triton.jit
+def scaled_products(
+    a, a_norm, b, b_norm, scale, COSINE: tl.constexpr, PRECISION: tl.constexpr
+):  # fmt: skip
+    """``scale * a b^T`` of one tile in log2 units, fp32; of normalised rows where COSINE."""
+    s = tl.dot(a, tl.trans(b), input_precision=PRECISION).to(tl.float32)
+    if COSINE:  # norms are applied to fp32 products: q, k stay exact in half precision
+        return s * (a_norm * scale)[:, None] * b_norm[None, :]
+    return s * scale
+
+
+@triton.jit
 def scores(
     a, a_norm, b, b_norm, scale, bias_ptr, mask_ptr, offset, in_table,
     COSINE: tl.constexpr, HAS_MASK: tl.constexpr, PRECISION: tl.constexpr,
@@ -136,11 +177,8 @@ def scores(
     ``offset`` leads to each pair in the packed bias (and mask), which hold -inf for padded keys.
     8-bit operands give products in their steps, int8 exactly; ``scale`` then holds the steps.
     """
-    s = tl.dot(a, tl.trans(b), input_precision=PRECISION).to(tl.float32)
-    if COSINE:  # norms are applied to fp32 products: q, k stay exact in half precision
-        s = s * a_norm[:, None] * b_norm[None, :]
-    bias = tl.load(bias_ptr + offset, mask=in_table, other=-float("inf")).to(tl.float32)
-    s = s * scale + bias
+    s = scaled_products(a, a_norm, b, b_norm, scale, COSINE, PRECISION)
+    s += tl.load(bias_ptr + offset, mask=in_table, other=-float("inf")).to(tl.float32)
     if HAS_MASK:
         m = tl.load(mask_ptr + offset, mask=in_table, other=-float("inf"))
         s = tl.where(m == -float("inf"), m, s + m)  # a hidden NaN stays hidden
@@ -239,8 +277,10 @@ def finish_output(o, value_step, inverse, qkv_scale_ptr, output_scale_ptr, FORMA
     if qkv_scale_ptr is not None:
         o = o * value_step
     if output_scale_ptr is not None:
-        wide: tl.constexpr = qkv_scale_ptr is None  # int8 values and their steps are finite
-        o = round_to_8_bits(o * inverse, FORMAT, wide)
+        if qkv_scale_ptr is None:
+            o = round_to_8_bits(o * inverse, FORMAT)
+        else:  # 8-bit values and their steps are finite
+            o = scale_to_8_bits(o, inverse, FORMAT)
     return o
 
 

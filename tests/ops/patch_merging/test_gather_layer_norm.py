@@ -166,3 +166,36 @@ def test_bf16_on_a_gpu(shape, form, randn):
         assert_close_to_oracle(actual[name], eager[name], truth, eager[name].dtype)
     again = run(t, eps, "triton", upstream, torch.bfloat16)
     assert all(torch.equal(actual[name], again[name]) for name in actual)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3], ids=str)
+def test_projection_that_does_not_keep_the_rows(shape, randn):
+    """As the gather and a product of PyTorch's; only x and two numbers a row stay."""
+    t = inputs(randn, shape) | {"linear": randn(5, 4 * shape[3])}
+    upstream = randn(*merged(shape)[:3], 5)
+
+    def run_with(forward):
+        leaves = {k: v.clone().requires_grad_() for k, v in t.items()}
+        out = forward(*leaves.values())
+        return [out.detach(), *torch.autograd.grad(out, list(leaves.values()), upstream)]
+
+    def separate(x, weight, bias, linear):
+        return F.linear(ops.gather_layer_norm(x, weight, bias, impl="triton"), linear)
+
+    def joined(x, weight, bias, linear):
+        return ops.gather_layer_norm_linear(x, weight, bias, linear, impl="triton")
+
+    for a, b in zip(run_with(joined), run_with(separate), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-6, atol=1e-6)
+    kept = []
+    leaves = [v.clone().requires_grad_() for v in t.values()]
+    with torch.autograd.graph.saved_tensors_hooks(lambda s: kept.append(s.numel()) or s, id):
+        joined(*leaves)
+    rows = leaves[0].numel() // shape[3]
+    assert sum(kept) <= leaves[0].numel() + 2 * rows + sum(v.numel() for v in leaves[1:])
+
+
+def test_projection_of_another_width(randn):
+    x = randn(1, 2, 2, 4)
+    with pytest.raises(ValueError, match=r"linear_weight must be \[K, 16\]"):
+        ops.gather_layer_norm_linear(x, None, None, randn(3, 8))

@@ -157,19 +157,38 @@ def test_an_outlier_saturates_alone(randn):
     assert (found[:, 7].abs() > 3.9).float().mean() > 0.9
 
 
+#: Maps with odd sides and one part of padded channels, with two parts and whole blocks of tokens,
+#: with blocks past the end of a map row, and of one token.
+MAPS = [(2, 5, 8, 24), (1, 2, 16, 64), (1, 2, 30, 48), (3, 1, 1, 16)]
+
+
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("eps", [None, 1e-5], ids=["gather", "norm"])
-@pytest.mark.parametrize("with_offset", [False, True])
-def test_gather_neighbours(eps, with_offset, format, randn):
-    x = randn(2, 5, 8, 24, dtype=torch.float16)
+@pytest.mark.parametrize("with_offset", [False, True], ids=["plain", "offset"])
+@pytest.mark.parametrize("shape", MAPS, ids=str)
+def test_gather_neighbours(shape, with_offset, eps, format, randn):
+    x = randn(*shape, dtype=torch.float16) + 0.5
+    if shape[1] > 1:
+        x[0, 1, 1, 3], x[-1, 1, 4, -1] = float("inf"), float("nan")
+    B, H, W, C = shape
+    merged = B, (H + 1) // 2, (W + 1) // 2
+    marks = [torch.full(merged, 7.0, device=x.device) for _ in range(3)]
     made = {
-        "layer_norm_eps": eps, "offset": randn(24) if with_offset else None,
+        "layer_norm_eps": eps, "offset": randn(C) if with_offset else None,
         "output_scale": torch.full((1,), 0.03, device=x.device), "out_dtype": FORMATS[format],
     }  # fmt: skip
-    found = ops.gather_neighbours(x, **made, impl="triton")
-    assert found.shape == (2, 3, 4, 96)
-    assert_same(found, ops.gather_neighbours(x, **made, impl="triton"))
-    assert_within_one_step(found, ops.gather_neighbours(x, **made, impl="reference"), 0.01)
+    impls = ("triton", "triton", "reference")
+    found, again, wanted = (
+        ops.gather_neighbours(x, **made, marks=m, impl=impl)
+        for m, impl in zip(marks, impls, strict=True)
+    )
+    assert found.shape == (*merged, 4 * C)
+    real = marks[2] == 1
+    assert int((~real).sum()) == (2 if shape[1] > 1 else 0)
+    for m in marks:
+        torch.testing.assert_close(m, marks[2], rtol=0, atol=0, equal_nan=True)
+    assert_same(found, again)
+    assert_within_one_step(found[real], wanted[real], 0.01)
 
 
 def refused(call, match: str) -> None:
@@ -191,6 +210,11 @@ def test_refusals_name_the_argument(device):
     refused(lambda: ops.layer_norm_per_token(x, dtype=torch.half), "dtype must be torch.int8 or")
     image = torch.zeros(1, 4, 4, 8, device=device)
     refused(lambda: ops.gather_neighbours(image, out_dtype=torch.half), "out_dtype must be None or")
+    refused(lambda: ops.gather_neighbours(image, marks=one), "marks need output_scale")
+    refused(
+        lambda: ops.gather_neighbours(image, output_scale=one, marks=one),
+        r"marks must be contiguous float32 \(",
+    )
 
 
 def test_fp8_is_refused_by_name_in_the_interpreter(monkeypatch):

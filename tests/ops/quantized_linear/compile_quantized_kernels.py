@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from fastswin.ops.layer_norm.forward import layer_norm_fwd
-from fastswin.ops.patch_merging.forward import gather_neighbours_fwd
+from fastswin.ops.patch_merging.quantized import gather_quantize_fwd
 from fastswin.ops.quantize.forward import quantize_fwd, quantize_per_token_fwd
 from fastswin.ops.quantized_linear import forward as linear
 from fastswin.ops.quantized_mlp import forward as quantized_mlp
@@ -58,11 +58,16 @@ def gemm(
 
 
 def attend(
-    window: int, dtype: torch.dtype, output: torch.dtype, cosine: bool, pdl: bool = False
+    window: int,
+    dtype: torch.dtype,
+    output: torch.dtype,
+    cosine: bool,
+    pdl: bool = False,
+    head_dim: int = 32,
 ) -> None:
     side, heads, tokens = 4 * window, 4, padded_tokens(window * window)
     attention.window_attention_fwd(
-        empty(32, side, side, 96 * heads, dtype=dtype),
+        empty(32, side, side, 3 * head_dim * heads, dtype=dtype),
         empty(4, heads, tokens, tokens, dtype=WIDE if cosine else HALF),
         empty(heads) if cosine else None, None, 32**-0.5, heads, (window, window),
         (window // 2,) * 2, False, qkv_scale=None if dtype == HALF else empty(3),
@@ -92,8 +97,9 @@ def record(dtype: torch.dtype, selection: str) -> list:
         out, rows = empty(4, 28, 28, 192, dtype=dtype), empty(4, 28, 28)
         layer_norm_fwd(x, None, None, 1e-5, empty(192), None, out, output_scale=empty(1))
         layer_norm_fwd(x, None, None, 1e-5, None, None, out, row_scale=rows)
-        gather_neighbours_fwd(x, 1e-5, empty(192), empty(1), dtype)
+        gather_quantize_fwd(x, 1e-5, empty(192), empty(1), dtype, empty(4, 14, 14))
         quantize_fwd(x, empty(3), dtype, None)
+        narrow(dtype, linear.device_capability(x.device))
         quantize_per_token_fwd(x, dtype)
         if selection == "all":
             gemm(25088, 1536, 384, dtype, "fc1")
@@ -106,6 +112,18 @@ def record(dtype: torch.dtype, selection: str) -> list:
     return launches
 
 
+def narrow(dtype: torch.dtype, capability: tuple[int, int]) -> None:
+    """Sums shorter than the 32 that 8-bit tensor cores take; the interpreter takes any."""
+    attend(2, dtype, dtype, cosine=False, head_dim=8)
+    if capability < (9, 0):
+        return
+    for K, splits in ((192, 4), (16, 1)):  # parts of 32 + 16 channels, and one of 16
+        config = SplitKConfig(splits, 32, 16, 4)
+        split_k_linear_fwd(
+            empty(33, K, dtype=dtype), empty(24, K, dtype=dtype), config, scale=empty(24)
+        )
+
+
 def few_rows(dtype: torch.dtype) -> None:
     """What a stage of few rows launches ahead; fc2 asks for the most lines of its weight."""
     gemm(49, 4608, 1536, dtype, "qkv", pdl=True)
@@ -114,7 +132,7 @@ def few_rows(dtype: torch.dtype) -> None:
     attend(7, HALF, dtype, cosine=False, pdl=True)
     x, out = empty(1, 14, 14, 384, dtype=HALF), empty(1, 14, 14, 384, dtype=dtype)
     layer_norm_fwd(x, None, None, 1e-5, None, None, out, output_scale=empty(1), pdl=True)
-    gather_neighbours_fwd(x, 1e-5, None, empty(1), dtype, pdl=True)
+    gather_quantize_fwd(x, 1e-5, None, empty(1), dtype, empty(1, 7, 7), pdl=True)
     quantize_fwd(x, empty(1), dtype, None, pdl=True)
     quantize_per_token_fwd(x, dtype, pdl=True)
     for M, C, cut in ((196, 384, SplitKConfig(3, 64, 64, 4)), (49, 1536, None)):

@@ -294,6 +294,14 @@ def test_empty(device):
         ({"output_scale": torch.ones(1), "out_dtype": torch.half}, "out_dtype must be None or"),
         ({"output_scale": torch.ones(1), "residual": torch.ones(4, 8).half()}, "exclude each"),
         ({"config": (64, 64)}, "config must be a QuantizedGemmConfig"),
+        (
+            {"config": QuantizedGemmConfig(64, 64, 16, 4, 2)},
+            "config: block_k must be a power of two of at least 32, got 16",
+        ),
+        (
+            {"config": QuantizedGemmConfig(64, 48, 64, 4, 2)},
+            "config: block_n must be a power of two of at least 16, got 48",
+        ),
     ],
     ids=lambda v: v if isinstance(v, str) else "-".join(v),
 )

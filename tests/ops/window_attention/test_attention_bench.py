@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from fastswin.bench import op_suite, op_window_attention
+from fastswin.bench import op_suite, op_window_attention, op_window_attention_warm
 from fastswin.bench.op_window_attention_problems import PROBLEMS, AttentionProblem
 from fastswin.bench.op_window_attention_sweep import configurations
 from fastswin.bench.roofline import Ceilings
@@ -61,7 +61,8 @@ def test_every_contender_computes_the_same(cosine):
 @pytest.mark.parametrize("problem", PROBLEMS, ids=lambda p: p.case)
 def test_sweeps_start_with_the_default(problem):
     found = configurations(problem)
-    assert found[0] == default_backward_config(problem.tokens, 32, 2)
+    plain = not problem.cosine
+    assert found[0] == default_backward_config(problem.tokens, 32, 2, plain=plain)
     assert 10 < len(found) == len(set(found)) < 130
 
 
@@ -70,3 +71,10 @@ def test_unknown_case_and_variant(tmp_path, capsys):
     assert "unknown cases" in capsys.readouterr().err
     with pytest.raises(ValueError, match="variants must be among"):
         op_window_attention.run(CPU, tmp_path, [], 0.1, 1.0, variants=["xformers"])
+
+
+def test_warming_says_what_cannot_be_compiled():
+    broken = AttentionProblem("broken", 1, 3, 3, 1, dtype="fp8")
+    line = op_window_attention_warm._compile((broken, "compile", "cpu", False))
+    assert line.startswith("broken_n9 compile: ")
+    assert "compiled in" not in line

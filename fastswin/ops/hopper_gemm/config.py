@@ -1,0 +1,211 @@
+"""Tiles of the Hopper product, what it needs of the card and of shapes; imports no Triton.
+
+``M`` rows, ``N`` output and ``K`` input channels. Shared memory of a program, in bytes:
+
+    stages * (block_m + block_n) * block_k * itemsize       ring of operand tiles
+    groups * buffers * block_m * chunk * itemsize            results on their way to memory
+    about 2 KiB                                              barriers, column sums
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+from typing import Literal
+
+import torch
+
+from fastswin._triton.device import device_capability, multiprocessor_count
+from fastswin._triton.tiles import cdiv
+
+#: Columns of one store: 128 bytes of half precision, what a row of shared memory swizzles.
+CHUNK_COLUMNS = 64
+
+#: Bytes that a program may use, less than the 227 KiB of compute capability 9.0 by what barriers
+#: and sums over columns take.
+RING_AND_STAGING_BYTES = 224 * 1024
+
+#: Bytes that rows and bases are multiples of for the tensor copy engine.
+COPY_BYTES = 16
+
+
+#: Registers that the compiler is told to leave a thread of all groups but the first, by groups and
+#: warps of each: what 65,536 registers and the loading warp allow.
+REGISTERS = {(2, 4): 240, (2, 8): 112, (3, 4): 160}
+
+
+@dataclasses.dataclass(frozen=True)
+class HopperGemmConfig:
+    """Launch options.
+
+    Attributes:
+        block_m, block_n, block_k: tile of a group's product.
+        stages: operand tiles in the ring.
+        groups: groups of warps that take turns, 2 or 3.
+        warps: warps of a group: 4, or 8 where there are two groups. Two warps share what GELU costs
+            on each of a multiprocessor's schedulers where one alone would wait for itself.
+        buffers: chunks of results that a group may have on their way; in the backward one more than
+            a tile has.
+        bias_first: sums start with the bias, instead of adding it behind the products.
+        early_turn: the next group may begin when the last step's products have been issued, not
+            only when those before are done. Not measured yet.
+    """
+
+    block_m: int
+    block_n: int
+    block_k: int
+    stages: int
+    groups: int = 2
+    warps: int = 8
+    buffers: int = 2
+    bias_first: bool = True
+    early_turn: bool = False
+
+    @property
+    def chunk(self) -> int:
+        """Columns per store."""
+        return min(self.block_n, CHUNK_COLUMNS)
+
+    @property
+    def registers(self) -> int:
+        """Registers per thread of all groups but the first, which gets what is left."""
+        return REGISTERS[self.groups, self.warps]
+
+    def shared_bytes(self, itemsize: int) -> int:
+        """Ring and staging of a program; operands and results of ``itemsize`` bytes."""
+        ring = self.stages * (self.block_m + self.block_n) * self.block_k
+        staging = self.groups * self.buffers * self.block_m * self.chunk
+        return (ring + staging) * itemsize
+
+
+#: Tiles that fill an H100's shared memory in half precision; in the backward ``pre`` comes and
+#: ``dpre`` and ``act`` leave through it.
+DEFAULT_CONFIG = HopperGemmConfig(128, 128, 64, stages=5)
+DEFAULT_BACKWARD = HopperGemmConfig(128, 128, 64, stages=4, buffers=3)
+
+#: What is computed behind the product: bias and GELU, the same with the pre-activation kept, or
+#: GELU's derivative with sums over columns.
+Form = Literal["linear", "training", "backward"]
+
+#: Tiles by form and input channels where an H200 showed the product right and faster than the own
+#: kernels of ops.linear (with GELU) and ops.feed_forward, by 1.03 to 1.19, 1.32 to 1.50 and 1.21 to
+#: 1.25 (docs/performance.md); everything else takes those. Empty switches it off.
+MEASURED: dict[tuple[Form, int], HopperGemmConfig] = {
+    **{("linear", K): DEFAULT_CONFIG for K in (96, 192, 384, 512)},
+    ("linear", 768): HopperGemmConfig(128, 128, 64, 5, warps=4, bias_first=False),
+    **{("training", K): DEFAULT_CONFIG for K in (256, 384, 512)},
+    **{("backward", K): DEFAULT_BACKWARD for K in (256, 512)},
+    ("backward", 384): HopperGemmConfig(128, 64, 64, 5, groups=3, warps=4, buffers=2),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Schedule:
+    """Who computes what.
+
+    Attributes:
+        tiles: output tiles of the launch.
+        programs: programs of the launch.
+        steps: steps along K of one tile.
+    """
+
+    tiles: int
+    programs: int
+    steps: int
+
+    @property
+    def rounds(self) -> int:
+        """Output tiles of the busiest program."""
+        return cdiv(self.tiles, self.programs) if self.programs else 0
+
+
+def schedule(M: int, N: int, K: int, config: HopperGemmConfig, multiprocessors: int) -> Schedule:
+    """Tiles, programs and steps of a product; one program per multiprocessor at most."""
+    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
+    return Schedule(tiles, min(tiles, multiprocessors), cdiv(K, config.block_k))
+
+
+def shape_blocker(N: int, K: int, itemsize: int) -> str | None:
+    """Reason why the tensor copy engine does not take these rows, None where it does."""
+    for name, size in (("output", N), ("input", K)):
+        if size * itemsize % COPY_BYTES or size == 0:
+            return f"{size} {name} channels are not a positive multiple of {COPY_BYTES // itemsize}"
+    return None
+
+
+def config_blocker(config: HopperGemmConfig, form: Form, itemsize: int) -> str | None:
+    """Reason why tiles do not fit a program, None where they do."""
+    if (config.groups, config.warps) not in REGISTERS:
+        legal = " or ".join(f"{groups} of {warps}" for groups, warps in REGISTERS)
+        return f"groups and warps must be {legal}, got {config.groups} of {config.warps}"
+    if config.block_m % (16 * config.warps):
+        return f"block_m must be a multiple of {16 * config.warps}, 16 for each warp of a group"
+    needed = config.shared_bytes(itemsize)
+    if needed > RING_AND_STAGING_BYTES:
+        return f"{needed} bytes of shared memory exceed {RING_AND_STAGING_BYTES}"
+    buffers = config.block_n // config.chunk + 1
+    if form == "backward" and config.buffers != buffers:
+        return f"the backward needs {buffers} buffers for {config.block_n} columns"
+    return None
+
+
+def why_no_hopper_gemm(device: torch.device, dtype: torch.dtype, N: int, K: int) -> str | None:
+    """Reason why the product cannot run here, None where it can.
+
+    Args:
+        device: where the operands are.
+        dtype: of operands and result.
+        N, K: output and input channels.
+    """
+    if device.type != "cuda":
+        return f"the Hopper product needs a GPU, x is on {device.type}"
+    capability = device_capability(device)
+    if capability[0] != 9:
+        return f"the Hopper product needs compute capability 9.0, this is {capability}"
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"the Hopper product takes float16 and bfloat16, x is {dtype}"
+    return shape_blocker(N, K, dtype.itemsize) or gluon_blocker()
+
+
+def measured_config(
+    form: Form, M: int, N: int, K: int, dtype: torch.dtype, device: torch.device
+) -> HopperGemmConfig | None:
+    """Tiles where ``impl="auto"`` takes the Hopper product, None where another kernel is better.
+
+    Args:
+        form: what is computed behind the product.
+        M, N, K: rows, output and input channels.
+        dtype: of operands and result.
+        device: where they are.
+    """
+    config = MEASURED.get((form, K))
+    if config is None or why_no_hopper_gemm(device, dtype, N, K) is not None:
+        return None
+    if config_blocker(config, form, dtype.itemsize) is not None:
+        return None
+    multiprocessors = multiprocessor_count(device)
+    # fewer tiles leave a warp group without work while the other is in its epilogue
+    enough = schedule(M, N, K, config, multiprocessors).tiles >= 2 * multiprocessors
+    return config if enough else None
+
+
+def hopper_reason(
+    M: int, N: int, K: int, dtype: torch.dtype, device: torch.device
+) -> dict[str, str]:
+    """What a report says of fc1 with GELU: nothing where the Hopper product was not measured."""
+    if ("linear", K) not in MEASURED or device.type != "cuda":
+        return {}
+    if measured_config("linear", M, N, K, dtype, device) is not None:
+        return {"fc1": "GELU beside the products of the next tile (ops/hopper_gemm)"}
+    blocker = why_no_hopper_gemm(device, dtype, N, K)
+    return {} if blocker is None else {"fc1": f"our plain GEMM: {blocker}"}
+
+
+@functools.cache
+def gluon_blocker() -> str | None:
+    """Reason why the installed Triton lacks Gluon for Hopper, None where it has it."""
+    try:
+        from fastswin.ops.hopper_gemm import kernel  # noqa: F401
+    except (ImportError, AttributeError, TypeError) as error:
+        return f"this Triton lacks Gluon for Hopper: {error}"
+    return None

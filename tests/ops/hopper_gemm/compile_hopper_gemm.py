@@ -1,0 +1,62 @@
+"""Compile the Hopper product's forms for compute capability 9.0; prints JSON lines.
+
+A program of its own: Triton decides once per process whether kernels are interpreted. Tensors are
+on the meta device, so real sizes cost no memory.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import torch
+
+from fastswin.ops.hopper_gemm.config import (
+    DEFAULT_BACKWARD,
+    DEFAULT_CONFIG,
+    MEASURED,
+    HopperGemmConfig,
+)
+from fastswin.ops.hopper_gemm.launch import (
+    hopper_epilogue_bwd,
+    hopper_epilogue_fwd,
+    hopper_linear_fwd,
+)
+from fastswin.testing.aot import Launch, compile_launch, record_launches
+
+M, N, K = 6272, 1536, 384
+
+#: The default tiles in every form, and whatever a card has chosen; K is no part of a binary.
+FORMS = {
+    ("linear", DEFAULT_CONFIG),
+    ("training", DEFAULT_CONFIG),
+    ("backward", DEFAULT_BACKWARD),
+    *((form, config) for (form, _), config in MEASURED.items()),
+}
+
+
+def launch_of(form: str, config: HopperGemmConfig) -> Launch:
+    """The product as its launcher launches it."""
+    dtype = torch.float16 if form == "linear" else torch.bfloat16
+
+    def empty(*shape: int) -> torch.Tensor:
+        return torch.empty(*shape, dtype=dtype, device="meta")
+
+    bias = torch.empty(N, dtype=torch.float32, device="meta")
+    with record_launches() as found:
+        if form == "linear":
+            out = empty(M, N)
+            hopper_linear_fwd(empty(M, K), empty(N, K), bias, gelu=True, out=out, config=config)
+        elif form == "training":
+            hopper_epilogue_fwd(empty(M, K), empty(N, K), bias, config)
+        else:
+            hopper_epilogue_bwd(
+                empty(M, K), empty(M, N), empty(K, N), need_act=True, need_bias=True, config=config
+            )
+    return next(launch for launch in found if launch.name == "_hopper_gemm_kernel")
+
+
+if __name__ == "__main__":
+    for form, config in sorted(FORMS, key=str):
+        compiled = dataclasses.asdict(compile_launch(launch_of(form, config), 90))
+        print(json.dumps(compiled | {"form": form, "config": str(config)}), flush=True)

@@ -1,0 +1,88 @@
+"""The kernel's own source, its partitions as threads: results, and that no wait is for ever."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import pytest
+import torch
+from partitions import Descriptor, Pointer, run_kernel
+
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig, schedule
+
+torch.set_num_threads(1)
+
+TWO = HopperGemmConfig(16, 32, 8, stages=3, groups=2, warps=4, buffers=3)
+THREE = HopperGemmConfig(16, 32, 8, stages=3, groups=3, warps=4, buffers=3)
+EARLY = dataclasses.replace(TWO, bias_first=False, early_turn=True)
+
+#: M, N, K and programs.
+SHAPES = {
+    "one tile, fewer steps than stages": (10, 32, 16, 1),
+    "fewer tiles than programs": (20, 64, 24, 132),
+    "odd tiles": (50, 72, 40, 2),
+    "edges on every side": (37, 88, 44, 3),
+    "many tiles, one program": (70, 104, 20, 1),
+    "one step": (40, 96, 8, 2),
+}
+
+CASES = {
+    f"{name}, {groups} groups": (config, shape)
+    for name, shape in SHAPES.items()
+    for groups, config in (("two", TWO), ("two early", EARLY), ("three", THREE))
+}
+
+
+def operands(M, N, K, backward):
+    draw = torch.Generator().manual_seed(M * N + K)
+    x = torch.randn(M, K, generator=draw)
+    w = torch.randn(K, N, generator=draw) if backward else torch.randn(N, K, generator=draw)
+    return x, w, torch.randn(N, generator=draw), torch.randn(M, N, generator=draw)
+
+
+def launch(config, shape, *, chunk=16, backward=False, keep_pre=False, gelu=True):
+    M, N, K, multiprocessors = shape
+    x, w, bias, pre = operands(M, N, K, backward)
+    if not backward:
+        pre = torch.full((M, N), float("nan"))
+    out, dpre = torch.full((M, N), float("nan")), torch.full((M, N), float("nan"))
+    plan = schedule(M, N, K, config, multiprocessors)
+    partial = torch.full((-(-M // config.block_m), N), float("nan"))
+    w_block = [config.block_k, config.block_n] if backward else [config.block_n, config.block_k]
+    hidden = [Descriptor(t, [config.block_m, chunk]) for t in (pre, out, dpre)]
+    run_kernel(
+        plan.programs, Pointer(bias),
+        Descriptor(x, [config.block_m, config.block_k]), Descriptor(w, w_block), *hidden,
+        Pointer(partial.view(-1)), M, N, K,
+        BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
+        STAGES=config.stages, GROUPS=config.groups, WARPS=config.warps,
+        REGISTERS=config.registers, BUFFERS=config.buffers, BIAS_FIRST=config.bias_first,
+        EARLY_TURN=config.early_turn, BACKWARD=backward,
+        HAS_BIAS=not backward, GELU=gelu, KEEP_PRE=keep_pre, NEED_ACT=True, NEED_SUMS=backward,
+    )  # fmt: skip
+    return (x, w, bias, pre), (pre, out, dpre, partial)
+
+
+@pytest.mark.parametrize(("config", "shape"), CASES.values(), ids=CASES)
+def test_forward(config, shape):
+    (x, w, bias, _), (_, out, _, _) = launch(config, shape)
+    torch.testing.assert_close(out, torch.nn.functional.gelu(x @ w.T + bias))
+
+
+@pytest.mark.parametrize("buffers", [1, 2, 3], ids="{} buffers".format)
+@pytest.mark.parametrize("groups", [2, 3], ids="{} groups".format)
+def test_training_forward(groups, buffers):
+    config = HopperGemmConfig(16, 32, 8, 3, groups, 4, buffers)
+    (x, w, bias, _), (pre, out, _, _) = launch(config, SHAPES["odd tiles"], keep_pre=True)
+    torch.testing.assert_close(pre, x @ w.T + bias)
+    torch.testing.assert_close(out, torch.nn.functional.gelu(pre))
+
+
+@pytest.mark.parametrize(("config", "shape"), CASES.values(), ids=CASES)
+def test_backward(config, shape):
+    (dy, w, _, pre), (_, act, dpre, partial) = launch(config, shape, backward=True)
+    pre = pre.requires_grad_()
+    torch.nn.functional.gelu(pre).backward(dy @ w)
+    torch.testing.assert_close(act, torch.nn.functional.gelu(pre).detach())
+    torch.testing.assert_close(dpre, pre.grad)
+    torch.testing.assert_close(partial.sum(0), pre.grad.sum(0))
