@@ -1,10 +1,10 @@
 """Window attention backward: entry points, choice of the form, second stage of the sums.
 
-Windows of up to 64 tokens go through one kernel that saves nothing (backward_whole.py), longer
-ones through tiles that read the forward's output and row statistics (backward_tiles.py). dqkv is
-written in image order by the forward's own index arithmetic. A padded token has no place there:
-its dk and dv go to a scratch list, whose sum is the gradient of ``qkv_bias`` (its dq is 0, as its
-output is cut away).
+Windows of up to 64 tokens go through one kernel that saves nothing (backward_runs.py, which holds
+the bias of one kind of window, or backward_whole.py), longer ones through tiles that read the
+forward's output and row statistics (backward_tiles.py). dqkv is written in image order by the
+forward's own index arithmetic. A padded token has no place there: its dk and dv go to a scratch
+list, whose sum is the gradient of ``qkv_bias`` (its dq is 0, as its output is cut away).
 
 dbias and dlogit_scale leave the kernels as one partial sum per run of windows, which are added in
 a fixed order, in fp32: dbias by one kernel, which adds a bias table's pairs as well (tables.py).

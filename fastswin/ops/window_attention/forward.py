@@ -7,8 +7,9 @@
 Bytes: qkv read once, out written once (4 * tokens * C * itemsize); bias stays in L2. FLOPs:
 4 * N per token and channel, 51 per byte at N = 49 in fp16, so short windows are memory bound and
 what matters is loads in flight: a program walks over its heads with the next head's q, k, v
-already on their way. Shift, padding and partition are address arithmetic (geometry.py); window
-rows are addressed relative to their image in 32 bits, images in 64.
+already on their way. Many windows of one call go in runs instead (forward_runs.py). Shift, padding
+and partition are address arithmetic (geometry.py); window rows are addressed relative to their
+image in 32 bits, images in 64.
 
 Training also stores two statistics of each row (``[windows, nH, N, 2]`` fp32, tile.py) where the
 backward works in tiles, and may drop attention weights (dropout.py). Quantised inference reads
