@@ -12,6 +12,7 @@ from collections.abc import Callable
 import torch
 
 from fastswin.bench.timing import Candidate
+from fastswin.engine.library_workspace import library_workspace_in_pool
 
 Call = Callable[[], object]
 
@@ -43,7 +44,7 @@ def captured_candidate(name: str, make_call: Callable[[], Call], calls: int) -> 
             call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=stream):
+    with library_workspace_in_pool(), torch.cuda.graph(graph, stream=stream):
         for _ in range(calls):
             call()
     return Candidate(name, functools.partial(_replay, graph, call))

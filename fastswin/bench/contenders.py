@@ -34,6 +34,7 @@ from fastswin.bench.runtimes import (
     tensorrt_builder,
 )
 from fastswin.bench.source import Source
+from fastswin.engine.library_workspace import library_workspace_in_pool
 
 #: Calls before capture: cuBLAS and cuDNN set up their workspaces on the first ones.
 CAPTURE_WARMUP_CALLS = 3
@@ -205,7 +206,7 @@ def _eager_graph(source: Source, problem: Problem, images: torch.Tensor) -> _Bui
             model(static_images)
     torch.cuda.current_stream().wait_stream(side)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with library_workspace_in_pool(), torch.cuda.graph(graph):
         static_logits = model(static_images)
 
     def forward(new_images: torch.Tensor) -> torch.Tensor:

@@ -34,6 +34,7 @@ from fastswin.bench.op_library_linear_problems import (
     layers,
     probe_variants,
 )
+from fastswin.engine.library_workspace import library_workspace_in_pool
 from fastswin.ops import library_linear
 from fastswin.ops.library_linear.library import (
     LibraryLinearError,
@@ -199,7 +200,7 @@ def _time_us(call: Callable[[], object], layer: Layer) -> float:
     call()
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with library_workspace_in_pool(), torch.cuda.graph(graph):
         for _ in range(calls):
             call()
     graph.replay()

@@ -28,6 +28,7 @@ import torch
 
 from fastswin.bench.failures import Failure, describe
 from fastswin.bench.memory import peak_mib
+from fastswin.engine.library_workspace import library_workspace_in_pool
 
 #: Calls shorter than this are timed by a CUDA graph of several of them.
 GRAPH_BELOW_MS = 0.1
@@ -136,7 +137,7 @@ class CudaClock:
     def capture(self, call: Call, calls: int) -> Call:
         graph = torch.cuda.CUDAGraph()
         torch.cuda.synchronize()
-        with torch.cuda.graph(graph):
+        with library_workspace_in_pool(), torch.cuda.graph(graph):
             for _ in range(calls):
                 call()
         return graph.replay

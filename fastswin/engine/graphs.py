@@ -12,13 +12,14 @@ are copied out, so they stay valid whatever runs next.
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable
 from typing import Any
 
 import torch
+
+from fastswin.engine.library_workspace import library_workspace_in_pool
 
 Outputs = list[torch.Tensor]
 
@@ -109,7 +110,7 @@ class GraphLadder:
             self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
         with (
-            _library_workspace_in_pool(),
+            library_workspace_in_pool(),
             torch.cuda.graph(
                 graph, pool=self._pool, stream=self._side, capture_error_mode="thread_local"
             ),
@@ -117,20 +118,3 @@ class GraphLadder:
             outputs, keep = self.run(kind, static)
         current.wait_stream(self._side)
         return _Captured(graph, static, outputs, keep)
-
-
-@contextlib.contextmanager
-def _library_workspace_in_pool() -> Iterator[None]:
-    """Let a capture allocate cuBLAS's workspace from the graph's own pool.
-
-    The workspace of a stream is cached for the process and its address ends up in the graph. One
-    that existed before the capture lies outside the pool and is freed by whoever clears the cache,
-    torch.compile's reduce-overhead mode for one; the next replay then writes to freed memory (seen
-    on an H100: illegal memory access at batch 64). Cleared before and after, the workspace is the
-    pool's, which lives as long as the graph. torch._inductor.cudagraph_trees does the same.
-    """
-    torch._C._cuda_clearCublasWorkspaces()
-    try:
-        yield
-    finally:
-        torch._C._cuda_clearCublasWorkspaces()

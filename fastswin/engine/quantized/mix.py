@@ -57,11 +57,12 @@ NARROW_PROJ_ROWS = {
 #: in half precision, 39.1, 27.7 and 23.5 in int8, 36.0, 22.3 and 16.9 in fp8.
 REDUCTION_ROWS = 6_000
 
-#: Widest stage of few rows that stays wide. Both forms take as many launches (LayerNorm is one of
-#: its own from 129 channels up, fc2 is cut along K and joined by the next one) and all are launched
-#: ahead; 8 bits read half the weights: 0.4 to 0.9 us a product at 384 channels, 1 to 2 at 768. At
-#: 192 channels 0.7 us a block would be gained, less than launches vary by.
-SMALL_STAGE_CHANNELS = 192
+#: Widest stage of few rows that stays wide. 8 bits read half the weights, 0.4 to 0.9 us a product
+#: at 384 channels, 1 to 2 at 768; up to 512 half precision has fewer launches (attention half by
+#: heads, LayerNorm behind fc1's product). With stages of 384 and 512 in 8 bits Swin-S took 0.486
+#: ms at batch 1 in int8 and 0.478 in fp8 where fp16 takes 0.471, Swin-B 0.527 and 0.521 against
+#: 0.521; Swin-L, whose weights are in stages of 768 and 1,536, 0.691 against 0.882 (H200).
+SMALL_STAGE_CHANNELS = 512
 
 #: Widest stage of few rows whose proj stays wide, and with it attention's output; in V2 every
 #: layer, since nothing stands before qkv and fc1 that could quantise their input.

@@ -89,7 +89,7 @@ Form = Literal["linear", "training", "backward"]
 
 #: Tiles by form and input channels where an H200 showed the product right and faster than the own
 #: kernels of ops.linear (with GELU) and ops.feed_forward, by 1.03 to 1.19, 1.32 to 1.50 and 1.21 to
-#: 1.25 (docs/performance.md); everything else takes those. Empty switches it off.
+#: 1.25 (docs/performance.md).
 MEASURED: dict[tuple[Form, int], HopperGemmConfig] = {
     **{("linear", K): DEFAULT_CONFIG for K in (96, 192, 384, 512)},
     ("linear", 768): HopperGemmConfig(128, 128, 64, 5, warps=4, bias_first=False),
@@ -97,6 +97,10 @@ MEASURED: dict[tuple[Form, int], HopperGemmConfig] = {
     **{("backward", K): DEFAULT_BACKWARD for K in (256, 512)},
     ("backward", 384): HopperGemmConfig(128, 64, 64, 5, groups=3, warps=4, buffers=2),
 }
+
+#: What ``impl="auto"`` takes of it. Nothing: forms faster alone have made models slower before, and
+#: no whole model or step has been measured with these; ``CHOSEN = MEASURED`` switches them on.
+CHOSEN: dict[tuple[Form, int], HopperGemmConfig] = {}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +182,7 @@ def measured_config(
         dtype: of operands and result.
         device: where they are.
     """
-    config = MEASURED.get((form, K))
+    config = CHOSEN.get((form, K))
     if config is None or why_no_hopper_gemm(device, dtype, N, K) is not None:
         return None
     if config_blocker(config, form, dtype.itemsize) is not None:
@@ -193,7 +197,7 @@ def hopper_reason(
     M: int, N: int, K: int, dtype: torch.dtype, device: torch.device
 ) -> dict[str, str]:
     """What a report says of fc1 with GELU: nothing where the Hopper product was not measured."""
-    if ("linear", K) not in MEASURED or device.type != "cuda":
+    if ("linear", K) not in CHOSEN or device.type != "cuda":
         return {}
     if measured_config("linear", M, N, K, dtype, device) is not None:
         return {"fc1": "GELU beside the products of the next tile (ops/hopper_gemm)"}

@@ -81,7 +81,7 @@ def hopper_card(monkeypatch):
 
 
 def test_measured_shapes_are_taken_and_others_are_not(hopper_card, monkeypatch):
-    monkeypatch.setattr(hopper, "MEASURED", {("linear", 384): DEFAULT_CONFIG})
+    monkeypatch.setattr(hopper, "CHOSEN", {("linear", 384): DEFAULT_CONFIG})
     half = torch.float16
     assert hopper.measured_config("linear", 6272, 1536, 384, half, hopper_card) == DEFAULT_CONFIG
     assert hopper.measured_config("training", 6272, 1536, 384, half, hopper_card) is None
@@ -92,7 +92,7 @@ def test_measured_shapes_are_taken_and_others_are_not(hopper_card, monkeypatch):
 
 
 def test_without_gluon_the_report_says_so(hopper_card, monkeypatch):
-    monkeypatch.setattr(hopper, "MEASURED", {("linear", 384): DEFAULT_CONFIG})
+    monkeypatch.setattr(hopper, "CHOSEN", {("linear", 384): DEFAULT_CONFIG})
     monkeypatch.setattr(hopper, "gluon_blocker", lambda: "this Triton lacks Gluon for Hopper: x")
     case = (6272, 1536, 384, torch.float16, hopper_card)
     assert hopper.measured_config("linear", *case) is None
