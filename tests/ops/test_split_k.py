@@ -93,7 +93,8 @@ READERS = {
 @pytest.mark.parametrize("bias", [True, False], ids=["bias", "plain"])
 @pytest.mark.parametrize("name", READERS)
 def test_readers_that_join_give_the_bits_of_a_join_and_them(name, bias, dtype, randn):
-    """And leave the same stream; by kernels bit by bit, by the reference too."""
+    """And leave the same stream, bit by bit; on a GPU results to one rounding, since two kernels'
+    LayerNorms are compiled apart and need not contract the same products."""
     shape, reader = READERS[name]
     stream, partials = randn(*shape, dtype=dtype) + 2, randn(3, *shape)
     product = randn(shape[-1]) if bias else None
@@ -116,6 +117,9 @@ def test_readers_that_join_give_the_bits_of_a_join_and_them(name, bias, dtype, r
             assert torch.equal(joined, apart)
             if name == "pool" and impl == "triton":  # adds its rows in groups of another size
                 torch.testing.assert_close(found, expected, rtol=0, atol=2e-3)
+            elif impl == "triton" and stream.is_cuda:
+                unit = torch.finfo(dtype).eps
+                torch.testing.assert_close(found, expected, rtol=unit, atol=unit)
             else:
                 assert torch.equal(found, expected)
 
