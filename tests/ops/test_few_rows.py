@@ -209,6 +209,7 @@ def test_heuristics_are_legal_and_fill_the_card(M, C):
 
 
 def test_programmatic_launch_needs_hopper(monkeypatch):
+    monkeypatch.setattr("fastswin._triton.pdl.interpreting", lambda: True)
     assert pdl_options(True, (9, 0)) == {"PDL": False}  # the interpreter has no such launch
     monkeypatch.setattr("fastswin._triton.pdl.interpreting", lambda: False)
     assert pdl_options(True, (8, 9)) == {"PDL": False}
