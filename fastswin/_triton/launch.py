@@ -5,11 +5,20 @@ that behind CUDA graphs; a training step of 200 such launches does not: on an H1
 took 86 ms a step for 22 ms of kernels. :func:`launch` keeps the compiled kernel by what Triton
 specialises on (types, constants, alignment of pointers, integers that are 1 or multiples of 16) and
 calls it directly the next time. Tensors count by kind also where they are given by name.
+
+Threads may compile side by side, but must not load what they compiled: Triton's launchers are C
+modules of one name, and loading one a second time writes into the module object that another thread
+is about to read (of 60 models built at once on an H200 one got another kernel's launcher:
+"function takes exactly 34 arguments (51 given)"). Within :func:`compiling_only` launches compile
+and do no more.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+import contextlib
+import functools
+from collections.abc import Callable, Hashable, Iterator
+from contextvars import ContextVar
 from typing import Any
 
 import torch
@@ -18,6 +27,31 @@ from fastswin._triton.device import on_device
 
 #: Compiled kernels with the names of the parameters given by name, by kind of call.
 _COMPILED: dict[Hashable, tuple[Any, list[str]]] = {}
+
+#: Whether launches in this context compile only; a new thread begins with False.
+_COMPILE_ONLY: ContextVar[bool] = ContextVar("fastswin_compile_only", default=False)
+
+
+@contextlib.contextmanager
+def compiling_only() -> Iterator[None]:
+    """Launches within compile their kernel, unless it is known, and run nothing."""
+    token = _COMPILE_ONLY.set(True)
+    try:
+        yield
+    finally:
+        _COMPILE_ONLY.reset(token)
+
+
+def on_grid(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
+    """``kernel[grid]``, or its compilation alone within :func:`compiling_only`.
+
+    Args:
+        kernel: a ``triton.jit`` function.
+        grid: programs along each axis.
+    """
+    if _COMPILE_ONLY.get():
+        return functools.partial(kernel.warmup, grid=grid)
+    return kernel[grid]
 
 
 def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> None:
@@ -30,6 +64,9 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
         constants: every other parameter by name, compile-time values or tensors, and launch options
             such as ``num_warps``.
     """
+    if _COMPILE_ONLY.get():
+        on_grid(kernel, (programs,))(*arguments, **constants)
+        return
     device = arguments[0].device
     named = tuple((name, _by_name(value)) for name, value in constants.items())
     key = (id(kernel), device, named, tuple(map(_kind, arguments)))

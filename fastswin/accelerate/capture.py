@@ -10,12 +10,22 @@ Source: torch.cuda.make_graphed_callables, which does the capture.
 
 from __future__ import annotations
 
-from typing import cast
+import contextlib
+import time
+from typing import Any, cast
 
 import torch
 from torch import nn
 
+from fastswin.accelerate.averaging import GradientAverage
 from fastswin.accelerate.casts import call_with_cast_weights
+
+#: As many as torch.cuda.make_graphed_callables takes.
+WARMUP_STEPS = 3
+
+#: NCCL's watchdog looks at collectives ten times a second, from a thread of its own; its look at
+#: one that is not marked as done yet would end a capture.
+WATCHDOG_S = 0.5
 
 
 class CapturedTraining(nn.Module):
@@ -27,12 +37,27 @@ class CapturedTraining(nn.Module):
         model: the model given, unchanged; save and load *its* state dict.
     """
 
-    def __init__(self, model: nn.Module, autocast: torch.dtype | None, images: torch.Tensor):
+    def __init__(
+        self,
+        model: nn.Module,
+        autocast: torch.dtype | None,
+        images: torch.Tensor,
+        average: GradientAverage | None = None,
+    ) -> None:
         super().__init__()
         self.model = model
         self._like = (images.shape, images.dtype, images.device)
         step = Step(model, autocast).train()
-        self._step = [torch.cuda.make_graphed_callables(step, (images.clone(),))]  # not a submodule
+        static = images.clone()
+        with contextlib.nullcontext() if average is None else average.installed():
+            _warm_up(step, static)
+            if average is not None:
+                time.sleep(WATCHDOG_S)
+            # cuBLAS's workspaces belong in the graphs' pool, and those of the warm-up to nobody
+            torch._C._cuda_clearCublasWorkspaces()
+            captured = torch.cuda.make_graphed_callables(step, (static,), num_warmup_iters=0)
+        torch._C._cuda_clearCublasWorkspaces()
+        self._step = [captured]  # not a submodule
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         """Images ``[B, channels, h, w]`` as captured to logits ``[B, classes]``.
@@ -63,6 +88,22 @@ class CapturedTraining(nn.Module):
                 parameter.grad = parameter.grad.clone()
 
 
+def _warm_up(step: nn.Module, images: torch.Tensor) -> None:
+    """Compile kernels and make library handles, on a stream that no graph is captured on.
+
+    make_graphed_callables would do it on the stream that it captures on (from torch 2.14 on), and
+    the workspaces cached for that stream end up in the graphs, outside of their pool.
+    """
+    stream = torch.cuda.Stream(images.device)
+    stream.wait_stream(torch.cuda.current_stream(images.device))
+    with torch.cuda.stream(stream):
+        for _ in range(WARMUP_STEPS):
+            out = step(images)
+            wanted = [p for p in step.parameters() if p.requires_grad]
+            torch.autograd.grad(out, wanted, torch.zeros_like(out))
+    torch.cuda.synchronize(images.device)
+
+
 class Step(nn.Module):
     """The forward pass as it is captured: casts of weights belong to the graph, not to a cache."""
 
@@ -79,21 +120,31 @@ class Step(nn.Module):
 
 
 def capture_training(
-    model: nn.Module, images: torch.Tensor, *, autocast: torch.dtype | None = None
+    model: nn.Module,
+    images: torch.Tensor,
+    *,
+    autocast: torch.dtype | None = None,
+    process_group: Any = None,
 ) -> CapturedTraining:
     """Capture a model's training step for images of one shape.
 
-    Call it after :func:`accelerate`, before DDP; train with what it returns::
+    Call it after :func:`accelerate`; train with what it returns::
 
         step = capture_training(model, images, autocast=torch.bfloat16)
         loss = criterion(step(images), labels)
         loss.backward()
+
+    On several GPUs either wrap the result in DistributedDataParallel, or, faster, give the process
+    group: the graphs then average gradients themselves, during the backward pass.
 
     Args:
         model: in training mode on a GPU; takes images and returns logits, both one tensor. Its
             parameters must stay where they are: ``load_state_dict`` may, ``to`` may not follow.
         images: ``[B, channels, h, w]`` on the model's device; three steps are run on them.
         autocast: torch.float16, torch.bfloat16 or None, applied inside the graphs.
+        process_group: an initialised NCCL group (``torch.distributed.group.WORLD``) whose processes
+            all call this together: they get the first one's parameters and buffers now, and equal
+            gradients from every backward pass; the result is not to be wrapped in DDP as well.
 
     Returns:
         A module to call instead of the model. The graphs hold the activations of one step for as
@@ -119,4 +170,8 @@ def capture_training(
         raise ValueError(f"images are on {images.device} but the model is on {parameter.device}")
     if images.device.type != "cuda":
         raise RuntimeError(f"CUDA graphs need a GPU, the model is on {images.device}")
-    return CapturedTraining(model, autocast, images.detach())
+    average = None
+    if process_group is not None:
+        average = GradientAverage(model.parameters(), process_group)
+        average.share_state(model)
+    return CapturedTraining(model, autocast, images.detach(), average)

@@ -97,7 +97,12 @@ class Trainee:
 
 
 def build_trainee(
-    variant: str, source: Source, dtype: str, device: torch.device, images: torch.Tensor
+    variant: str,
+    source: Source,
+    dtype: str,
+    device: torch.device,
+    images: torch.Tensor,
+    process_group: Any = None,
 ) -> Trainee:
     """A fresh copy of the source's weights, ready to train.
 
@@ -107,14 +112,17 @@ def build_trainee(
         dtype: key of :data:`DTYPES`.
         device: where it trains.
         images: a batch of the steps to come; captured variants take no other shape.
+        process_group: whose processes a captured variant averages gradients over.
 
     Raises:
-        ValueError: unknown ``variant`` or ``dtype``.
+        ValueError: unknown ``variant`` or ``dtype``, or a group for what is not captured.
     """
     if variant not in VARIANTS:
         raise ValueError(f"variant must be one of {', '.join(VARIANTS)}, got {variant!r}")
     if dtype not in DTYPES:
         raise ValueError(f"dtype must be one of {', '.join(DTYPES)}, got {dtype!r}")
+    if process_group is not None and not variant.endswith("-graph"):
+        raise ValueError(f"variant must end with -graph to average in its graphs, got {variant!r}")
     ours = variant.startswith("fastswin")
     model = copy.deepcopy(source.engine_source if ours else source.model)
     model = model.to(device).requires_grad_(True).train()
@@ -127,7 +135,9 @@ def build_trainee(
     elif variant == "compile-reduce-overhead":
         forward = torch.compile(model, dynamic=False, mode="reduce-overhead")
     elif variant.endswith("-graph"):
-        forward = capture_training(model, images, autocast=DTYPES[dtype])
+        forward = capture_training(
+            model, images, autocast=DTYPES[dtype], process_group=process_group
+        )
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=LEARNING_RATE, weight_decay=WEIGHT_DECAY,
         fused=device.type == "cuda",

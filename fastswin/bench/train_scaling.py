@@ -4,9 +4,11 @@
 
 ``torch.distributed.run`` starts as many processes as the largest number asks for; each is this
 module again with ``--worker``, builds (and captures) the model once and takes part in the numbers
-that it belongs to, one after another. A single GPU trains without DDP, as one would. Batch is per
-GPU. Between samples the processes meet, so that a sample is the time of the slowest; before any,
-their parameters must be equal after steps on different images, or gradients were not summed.
+that it belongs to, one after another. A single GPU trains without DDP, as one would. With
+``--averaging graph`` each number captures a model of its own, whose graphs average the gradients
+themselves (``capture_training(process_group=...)``), instead of DDP. Batch is per GPU. Between
+samples the processes meet, so that a sample is the time of the slowest; before any, their
+parameters must be equal after steps on different images, or gradients were not summed.
 """
 
 from __future__ import annotations
@@ -48,6 +50,9 @@ from fastswin.data.atomic import write_text
 SUITE = "scaling"
 WARMUP_STEPS, STEPS_PER_SAMPLE = 10, 5
 
+#: Who averages gradients: DistributedDataParallel or the captured step.
+AVERAGING = ("ddp", "graph")
+
 #: Time that the launcher has to end its processes before it is killed.
 STOP_S = 10.0
 
@@ -59,6 +64,7 @@ def worker(
     seconds: float,
     device: torch.device,
     report: Callable[[list[Record]], None] = lambda records: None,
+    averaging: str = "ddp",
 ) -> list[Record]:
     """Train in this process of a group that is initialised.
 
@@ -69,6 +75,7 @@ def worker(
         seconds: of samples for each number.
         device: this process's.
         report: receives what is known after each number, on rank 0.
+        averaging: of :data:`AVERAGING`.
 
     Returns:
         A record for each number, on rank 0; empty elsewhere.
@@ -80,16 +87,23 @@ def worker(
     images = seeded_images(problem, problem.batch, device, seed=rank).float()
     labels = torch.arange(problem.batch, device=device) % problem.swin_config.num_classes
     # captured before the first collective, whose watchdog asks the GPU from another thread
-    trainee = build_trainee(variant, build_source(problem), problem.dtype, device, images)
+    source = build_source(problem)
+    trainee = build_trainee(variant, source, problem.dtype, device, images)
     own = trainee.forward if isinstance(trainee.forward, nn.Module) else trainee.model
     records: list[Record] = []
     for count in sorted(set(gpus)):
         group = _Group(count, device)
         if rank < count:
-            trainee.forward = group.parallel(own)
-            samples = _samples(trainee, images, labels, group, seconds)
+            training = trainee
+            if count > 1 and averaging == "graph":
+                training = build_trainee(
+                    variant, source, problem.dtype, device, images, group.group
+                )
+            else:
+                trainee.forward = group.parallel(own)
+            samples = _samples(training, images, labels, group, seconds)
             if rank == 0:
-                records.append(_record(problem, variant, count, samples))
+                records.append(_record(problem, variant, count, samples, averaging))
                 report(records)
             trainee.forward = own
             gc.collect()  # DDP's hooks on the parameters go with it
@@ -110,6 +124,7 @@ class _Group:
         return nn.parallel.DistributedDataParallel(
             module, device_ids=_ids(self.device), process_group=self.group,
             gradient_as_bucket_view=True,
+            broadcast_buffers=False,  # a Swin's are constants
         )  # fmt: skip
 
     def meet(self) -> None:
@@ -166,11 +181,14 @@ def _samples(
     return samples
 
 
-def _record(problem: Problem, variant: str, count: int, samples: list[float]) -> Record:
+def _record(
+    problem: Problem, variant: str, count: int, samples: list[float], averaging: str
+) -> Record:
     timing = summarise(samples, None, False, STEPS_PER_SAMPLE)
     return {
         "case": problem.model, "dtype": problem.dtype, "batch": problem.batch,
-        "variant": f"{variant}-{count}gpu", "direction": "step", "median_ms": timing.median_ms,
+        "variant": f"{variant}-{averaging}-{count}gpu", "averaging": averaging,
+        "direction": "step", "median_ms": timing.median_ms,
         "p20_ms": timing.p20_ms, "p80_ms": timing.p80_ms, "count": timing.count, "gpus": count,
         "images_per_s": count * problem.batch / timing.median_ms * 1e3,
     }  # fmt: skip
@@ -193,6 +211,7 @@ def run(
     seconds: float = 5.0,
     limit_s: float = 300.0,
     progress: Callable[[str], None] = lambda line: None,
+    averaging: str = "ddp",
 ) -> tuple[Document, list[str]]:
     """Measure each number of GPUs, all in one group of processes.
 
@@ -204,13 +223,16 @@ def run(
         seconds: of samples for each number.
         limit_s: after which the group is stopped; what it has measured counts.
         progress: receives readable lines.
+        averaging: of :data:`AVERAGING`.
 
     Returns:
         The document of this run, and a line for each number that could not be measured.
 
     Raises:
-        ValueError: a number of GPUs that the machine does not have.
+        ValueError: a number of GPUs that the machine does not have, or unknown ``averaging``.
     """
+    if averaging not in AVERAGING:
+        raise ValueError(f"averaging must be one of {', '.join(AVERAGING)}, got {averaging!r}")
     began = time.monotonic()
     found = torch.cuda.device_count()
     if found and max(gpus) > found:
@@ -223,7 +245,7 @@ def run(
     progress(f"{problem} {variant}: {max(gpus)} processes")
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch, "records.json")
-        command = launch_command(problem, gpus, variant, seconds, answer)
+        command = launch_command(problem, gpus, variant, seconds, answer, averaging)
         failure = run_group(command, limit_s - (time.monotonic() - began))
         records = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else []
     done = {record["gpus"] for record in records}
@@ -257,7 +279,12 @@ def run_group(command: Sequence[str], limit_s: float) -> str | None:
 
 
 def launch_command(
-    problem: Problem, gpus: Sequence[int], variant: str, seconds: float, answer: Path
+    problem: Problem,
+    gpus: Sequence[int],
+    variant: str,
+    seconds: float,
+    answer: Path,
+    averaging: str = "ddp",
 ) -> list[str]:
     """The command line of the group that measures all numbers of ``gpus``."""
     return [
@@ -265,7 +292,7 @@ def launch_command(
         f"--nproc-per-node={max(gpus)}", "-m", "fastswin.bench.train_scaling",
         "--worker", str(answer), "--gpus", ",".join(map(str, gpus)),
         "--model", problem.model, "--dtype", problem.dtype, "--batch", str(problem.batch),
-        "--variant", variant, "--seconds", str(seconds),
+        "--variant", variant, "--seconds", str(seconds), "--averaging", averaging,
     ]  # fmt: skip
 
 
@@ -280,7 +307,7 @@ def _run_worker(options: argparse.Namespace) -> int:
         worker(
             Problem(options.model, options.dtype, options.batch), options.variant,
             parse_batches(options.gpus, "gpus"), options.seconds, device,
-            lambda records: write_text(options.worker, json.dumps(records)),
+            lambda records: write_text(options.worker, json.dumps(records)), options.averaging,
         )  # fmt: skip
     finally:
         dist.destroy_process_group()
@@ -294,6 +321,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--batch", type=int, default=128, help="per GPU")
     parser.add_argument("--variant", default="fastswin")
+    parser.add_argument("--averaging", default="ddp", choices=AVERAGING)
     parser.add_argument("--gpus", default="1,2,4", help="comma-separated numbers")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--limit-s", type=float, default=300.0, help="for all numbers together")
@@ -307,6 +335,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Problem(options.model, options.dtype, options.batch),
             parse_batches(options.gpus, "gpus"), options.variant, options.out, options.seconds,
             options.limit_s, lambda line: print(line, file=sys.stderr, flush=True),
+            options.averaging,
         )  # fmt: skip
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -320,7 +349,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def table_lines(document: Document) -> list[str]:
     """One readable line per number of GPUs."""
     return [
-        f"{r['case']} {r['dtype']} batch {r['batch']} per GPU, {r['gpus']} GPUs: "
+        f"{r['case']} {r['dtype']} batch {r['batch']} per GPU, {r['gpus']} GPUs, averaged by "
+        f"{r['averaging']}: "
         f"{r['images_per_s']:.0f} img/s, {r['median_ms']:.2f} ms, efficiency "
         + ("-" if r["efficiency"] is None else f"{r['efficiency']:.1%}")
         for r in document["records"]

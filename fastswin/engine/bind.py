@@ -12,10 +12,12 @@ import dataclasses
 
 import torch
 
+from fastswin.engine.persistent import pack_blocks
 from fastswin.engine.plan import ModelPlan, StagePlan
 from fastswin.engine.precision import Precision
 from fastswin.engine.prepare import PreparedBlock, PreparedModel
 from fastswin.ops.attention_half.packing import pack_projection
+from fastswin.ops.persistent_stage.packing import PackedStage
 
 Offset = torch.Tensor | None
 
@@ -26,13 +28,16 @@ class BlockOffsets:
 
     ``qkv_vectors`` are what a fused attention of heads adds behind its projections
     (ops/attention_half/packing.py), ``fc1_sums [hidden]`` what a LayerNorm behind fc1's product
-    takes off (ops/linear/one_shot.py); None without it.
+    takes off (ops/linear/one_shot.py); None without it. ``proj_bias`` and ``fc2_bias`` are a
+    layer's own with all that is pending, where its kernel normalises the stream (whole_rows.py).
     """
 
     norm1: Offset
     norm2: Offset
     qkv_vectors: torch.Tensor | None = None
     fc1_sums: torch.Tensor | None = None
+    proj_bias: Offset = None
+    fc2_bias: Offset = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -52,13 +57,15 @@ class Unjoined:
 class BoundPlan:
     """A plan and the tensors that depend on it, ready to run.
 
-    ``compiled`` says that its kernels have been compiled ahead of their first launch.
+    ``compiled`` says that its kernels have been compiled ahead of their first launch;
+    ``persistent`` holds the weights of stages that are one kernel (persistent.py), None of others.
     """
 
     plan: ModelPlan
     offsets: tuple[tuple[BlockOffsets, ...], ...]
     stage_end: tuple[Offset, ...]
     compiled: bool = False
+    persistent: tuple[PackedStage | None, ...] = ()
 
 
 def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> BoundPlan:
@@ -67,7 +74,7 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
     Both are kept with the weights, not with the plan: a captured graph reads them for as long as
     it lives, and plans are dropped before that.
     """
-    offsets, ends = [], []
+    offsets, ends, persistent = [], [], []
     for stage, blocks in zip(plan.stages, weights.stages, strict=True):
         key = (
             stage.stage, stage.attention, stage.proj, stage.mlp, stage.norm2, stage.formats,
@@ -80,7 +87,14 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
         if stage.attention in ("triton", "fused"):
             for block in blocks:
                 block.bias_table(stage.shift_size if block.shifted else (0, 0), precision.dtype)
-    return BoundPlan(plan, tuple(offsets), tuple(ends))
+        packed = None
+        if stage.mlp == "persistent":
+            where = "persistent", stage.stage, stage.shift_size
+            if where not in weights.offsets:
+                weights.offsets[where] = pack_blocks(blocks, stage.shift_size, precision.dtype)
+            packed = weights.offsets[where]
+        persistent.append(packed)
+    return BoundPlan(plan, tuple(offsets), tuple(ends), persistent=tuple(persistent))
 
 
 def _pending_biases(
@@ -92,7 +106,10 @@ def _pending_biases(
     for number, block in enumerate(blocks):
         proj, mlp = stage.endings(number)
         norm1, vectors = pending, None
-        if proj == "inside":  # adds the offset to the residual it writes back
+        proj_bias = fc2_bias = None
+        if proj == "rows":
+            proj_bias, pending = _add(pending, block.proj.bias), None
+        elif proj == "inside":  # adds the offset to the residual it writes back
             pending = None
         elif _defers_bias(proj, block):
             pending = _add(pending, block.proj.bias)
@@ -102,11 +119,14 @@ def _pending_biases(
         wide = stage.formats is None or not stage.formats.blocks[number].fc1.quantized
         if stage.norm2 == "behind" and block.norm2 is None and wide:
             sums = block.fc1.weight.double().sum(1).float()
-        rows.append(BlockOffsets(norm1, pending, vectors, sums))
-        if mlp == "fused":  # adds the offset to the residual it writes back
+        norm2 = pending
+        if mlp == "rows":
+            fc2_bias, pending = _add(pending, block.fc2.bias), None
+        elif mlp == "fused":  # adds the offset to the residual it writes back
             pending = None
         elif _defers_bias(mlp, block):
             pending = _add(pending, block.fc2.bias)
+        rows.append(BlockOffsets(norm1, norm2, vectors, sums, proj_bias, fc2_bias))
     return tuple(rows), pending
 
 

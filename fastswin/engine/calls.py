@@ -26,6 +26,7 @@ from fastswin.engine.bind import BoundPlan
 from fastswin.engine.forward import Forward
 from fastswin.engine.prepare import PreparedBlock
 from fastswin.engine.quantized.prepare import LayerForms
+from fastswin.ops.linear_norm import NormedRows
 from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config
 
 
@@ -77,7 +78,7 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 _SAME_SHAPE = (
     operators.layer_norm, operators.layer_norm_per_token, operators.mlp, operators.quantize,
     operators.quantize_per_token, operators.quantized_mlp, operators.packed_attention_half,
-    operators.packed_heads_attention,
+    operators.packed_heads_attention, operators.packed_persistent_stage,
 )  # fmt: skip
 
 #: Layer of an operator whose weight does not say it.
@@ -85,6 +86,7 @@ _LAYERS = {
     "packed_window_attention": "attention",
     "packed_attention_half": "attention",
     "packed_heads_attention": "attention",
+    "packed_persistent_stage": "stage",
     "window_attention_ref": "attention",
     "quantized_window_attention_ref": "attention",
     "layer_norm_per_token": "norm",
@@ -110,7 +112,7 @@ _SEVERAL_LAYERS = ("mlp", "quantized_mlp", "packed_attention_half", "packed_head
 #: Operators without ``impl=``: kernels in any case.
 _ALWAYS_KERNELS = (
     operators.packed_window_attention, operators.packed_attention_half,
-    operators.packed_heads_attention,
+    operators.packed_heads_attention, operators.packed_persistent_stage,
 )  # fmt: skip
 
 
@@ -130,20 +132,23 @@ def record_calls(
     noted = type(forward)(forward.config, forward.weights, forward.precision, recorder)
     with recorder:
         x = noted.embed(images, bound.plan)
-        unjoined = None
         for index, stage in enumerate(bound.plan.stages):
-            blocks = forward.weights.stages[index]
+            blocks = list(zip(forward.weights.stages[index], bound.offsets[index], strict=True))
             unjoined = None
-            for block, offsets in zip(blocks, bound.offsets[index], strict=True):
+            if stage.mlp == "persistent":
+                recorder.enter(index, {})
+                noted.all_blocks(x, index, bound)
+                blocks = []
+            for block, offsets in blocks:
                 recorder.enter(index, _weights_of(block))
                 stats = noted.attention_half(x, block, stage, offsets, unjoined)
                 unjoined = noted.mlp_half(x, block, stage, offsets, stats)
-            unjoined = noted.end_stage(x, unjoined, stage)
+            noted.join(x, unjoined, stage)
             if stage.merge is not None:
                 recorder.enter(index, {}, default="merge")
-                x = noted.merge(x, index, stage, bound.stage_end[index], unjoined)
+                x = noted.merge(x, index, stage, bound.stage_end[index])
         recorder.enter(None, {}, default="head")
-        noted.classify(x, bound, unjoined)
+        noted.classify(x, bound)
     return recorder.calls()
 
 
@@ -197,8 +202,11 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         self._inside = True
         try:
+            result: Any
             if self._execute or not launches_kernel(function, kwargs):
                 result = function(*args, **kwargs)
+            elif function is operators.linear_add_layer_norm:
+                result = _empty_rows(args, kwargs)
             elif kwargs.get("out") is not None:
                 result = kwargs["out"]
             elif function is operators.add_split_k and kwargs.get("norm") != "pre":
@@ -242,6 +250,15 @@ def _empty_result(
     if function in (operators.layer_norm_per_token, operators.quantize_per_token):
         return result, x.new_empty(x.shape[:-1], dtype=torch.float32)
     return result
+
+
+def _empty_rows(args: tuple, kwargs: dict[str, Any]) -> NormedRows:
+    """Memory like the results of a product with the LayerNorm behind it."""
+    stream, per_token = kwargs["residual"], kwargs.get("per_token", False)
+    narrow = per_token or kwargs.get("output_scale") is not None
+    dtype = kwargs.get("out_dtype") or (torch.int8 if narrow else stream.dtype)
+    steps = stream.new_empty(stream.shape[:-1], dtype=torch.float32) if per_token else None
+    return NormedRows(stream, torch.empty_like(stream, dtype=dtype), steps)
 
 
 def _split_k_heuristic(x: torch.Tensor, weight: torch.Tensor) -> SplitKConfig:

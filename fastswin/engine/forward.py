@@ -11,9 +11,10 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fastswin.engine.bind import BoundPlan, Offset, Unjoined
-from fastswin.engine.block import BlockForward, implementation_of, slices_of
+from fastswin.engine.bind import BoundPlan, Offset
+from fastswin.engine.block import BlockForward, implementation_of
 from fastswin.engine.plan import ModelPlan, StagePlan
+from fastswin.ops.persistent_stage.config import StageShape
 
 
 class Forward(BlockForward):
@@ -21,26 +22,19 @@ class Forward(BlockForward):
 
     def logits(self, images: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
         """Logits ``[B, classes]``, or pooled features ``[B, C]`` without a head."""
-        outputs, unjoined = self._stages(images, bound)
-        return self.classify(outputs[-1], bound, unjoined)
+        return self.classify(self.stages(images, bound)[-1], bound)
 
-    def classify(
-        self, x: torch.Tensor, bound: BoundPlan, unjoined: Unjoined | None = None
-    ) -> torch.Tensor:
-        """The last stage's stream to logits: final norm, mean over tokens, head.
-
-        ``unjoined`` is what its last block has left.
-        """
+    def classify(self, x: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
+        """The last stage's stream to logits: final norm, mean over tokens, head."""
         norm, head = self.weights.norm, self.weights.head
         if head is not None and bound.plan.head == "fused":
-            self.join(x, unjoined, bound.plan.stages[-1])
             return self.ops.norm_pool_head(
                 x, norm.weight, norm.bias, head.weight, head.bias, eps=self.eps,
                 offset=bound.stage_end[-1], impl="triton", pdl=bound.plan.pdl,
             )  # fmt: skip
         pooled = self.ops.norm_pool(
             x, norm.weight, norm.bias, eps=self.eps, offset=bound.stage_end[-1],
-            **slices_of(unjoined), impl=implementation_of(bound.plan.pool), pdl=bound.plan.pdl,
+            impl=implementation_of(bound.plan.pool), pdl=bound.plan.pdl,
         )  # fmt: skip
         if head is None:
             return pooled
@@ -60,38 +54,35 @@ class Forward(BlockForward):
 
     def stages(self, images: torch.Tensor, bound: BoundPlan) -> list[torch.Tensor]:
         """Residual stream at the end of every stage, without its pending biases."""
-        outputs, unjoined = self._stages(images, bound)
-        self.join(outputs[-1], unjoined, bound.plan.stages[-1])
-        return outputs
-
-    def _stages(
-        self, images: torch.Tensor, bound: BoundPlan
-    ) -> tuple[list[torch.Tensor], Unjoined | None]:
-        """:meth:`stages`, and what the last stream may still lack."""
         x = self.embed(images, bound.plan)
         outputs = []
-        unjoined = None
         for index, stage in enumerate(bound.plan.stages):
             unjoined = None
-            for block, offsets in zip(
-                self.weights.stages[index], bound.offsets[index], strict=True
-            ):
+            blocks = list(zip(self.weights.stages[index], bound.offsets[index], strict=True))
+            if stage.mlp == "persistent":
+                self.all_blocks(x, index, bound)
+                blocks = []
+            for block, offsets in blocks:
                 stats = self.attention_half(x, block, stage, offsets, unjoined)
                 unjoined = self.mlp_half(x, block, stage, offsets, stats)
-            unjoined = self.end_stage(x, unjoined, stage)
+            self.join(x, unjoined, stage)
             outputs.append(x)
             if stage.merge is not None:
-                x = self.merge(x, index, stage, bound.stage_end[index], unjoined)
-        return outputs, unjoined
+                x = self.merge(x, index, stage, bound.stage_end[index])
+        return outputs
 
-    def end_stage(
-        self, x: torch.Tensor, unjoined: Unjoined | None, stage: StagePlan
-    ) -> Unjoined | None:
-        """Join what the last block has left, unless merging or the pool does, who then get it."""
-        if stage.end == "reader":
-            return unjoined
-        self.join(x, unjoined, stage)
-        return None
+    def all_blocks(self, x: torch.Tensor, index: int, bound: BoundPlan) -> None:
+        """Every block of a stage in one kernel, in place."""
+        stage, packed = bound.plan.stages[index], bound.persistent[index]
+        assert packed is not None  # bind packs what the plan makes persistent
+        shape = StageShape(
+            x.shape[0], stage.map_size, stage.channels, stage.num_heads, packed.hidden,
+            stage.window_size, stage.shift_size,
+        )  # fmt: skip
+        self.ops.packed_persistent_stage(
+            x, packed, shape, self.weights.stages[index][0].scale, self.eps,
+            stage.launch.get("persistent"),
+        )  # fmt: skip
 
     def embed(self, images: torch.Tensor, plan: ModelPlan) -> torch.Tensor:
         """Images to the residual stream ``[B, H, W, C]``."""
@@ -123,26 +114,18 @@ class Forward(BlockForward):
             ).permute(0, 2, 3, 1)
         return position.to(self.precision.dtype)
 
-    def merge(
-        self,
-        x: torch.Tensor,
-        index: int,
-        stage: StagePlan,
-        offset: Offset,
-        unjoined: Unjoined | None = None,
-    ) -> torch.Tensor:
+    def merge(self, x: torch.Tensor, index: int, stage: StagePlan, offset: Offset) -> torch.Tensor:
         """Patch merging ``[B, H, W, C] -> [B, ceil(H/2), ceil(W/2), 2C]``."""
         merging = self.weights.mergings[index]
         impl = implementation_of(stage.merge or "reference")
         eps = self.resample_eps if merging.norm is None else None
         if stage.merge == "fused":
-            self.join(x, unjoined, stage)
             return self.ops.merge_neighbours(
                 x, merging.reduction.weight, merging.reduction.bias, layer_norm_eps=eps,
                 offset=offset, impl="triton", pdl=stage.pdl, config=stage.launch.get("merge"),
             )  # fmt: skip
         rows = self.ops.gather_neighbours(
-            x, layer_norm_eps=eps, offset=offset, **slices_of(unjoined), impl=impl, pdl=stage.pdl
+            x, layer_norm_eps=eps, offset=offset, impl=impl, pdl=stage.pdl
         )
         reduction = merging.reduction
         if stage.merge == "tiled":

@@ -14,6 +14,7 @@ from fastswin.ops import (
     layer_norm_per_token,
     library_linear,
     linear,
+    linear_add_layer_norm,
     merge_neighbours,
     mlp,
     norm_pool,
@@ -26,6 +27,8 @@ from fastswin.ops import (
     split_k_linear,
 )
 from fastswin.ops.attention_half.config import HeadsConfig, WholeWindowConfig
+from fastswin.ops.persistent_stage.config import PersistentStageConfig, StageShape
+from fastswin.ops.persistent_stage.packing import PackedStage
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 from fastswin.ops.window_attention.quantized import quantized_window_attention_ref
 from fastswin.ops.window_attention.reference import window_attention_ref
@@ -38,12 +41,14 @@ __all__ = [
     "layer_norm_per_token",
     "library_linear",
     "linear",
+    "linear_add_layer_norm",
     "merge_neighbours",
     "mlp",
     "norm_pool",
     "norm_pool_head",
     "packed_attention_half",
     "packed_heads_attention",
+    "packed_persistent_stage",
     "packed_window_attention",
     "patch_embed",
     "quantize",
@@ -173,3 +178,24 @@ def packed_attention_half(
         norm_weight, norm_bias, scale, num_heads, window_size, shift_size, eps, norm_first,
         out=out, config=config, pdl=pdl,
     )  # fmt: skip
+
+
+def packed_persistent_stage(
+    x: torch.Tensor,
+    packed: PackedStage,
+    shape: StageShape,
+    scale: float,
+    eps: float,
+    config: PersistentStageConfig | None = None,
+) -> torch.Tensor:
+    """All blocks of a stage on ``x [B, H, W, C]`` in one kernel, in place.
+
+    Args:
+        packed: weights of the blocks (ops/persistent_stage/packing.py).
+        shape: of the stage.
+        scale, eps: as ``ops.persistent_stage`` has them.
+        config: tiles; None takes the default.
+    """
+    from fastswin.ops.persistent_stage import launch
+
+    return launch.persistent_stage_fwd(x, packed, shape, scale, eps, config)

@@ -13,11 +13,14 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
            "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
                       carried as an offset that the next reader adds (bind.py)
            "inside"   in attention's kernel, with the residual
+           "rows"     one kernel with residual and the second LayerNorm (whole_rows.py)
+    all    "persistent"  every block of the stage in one kernel (persistent.py)
     mlp    "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M
            "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
            "split-k"  our LayerNorm (in fc1 where its tiles say so), our fc1 with GELU, fc2 cut
                       along K: few rows
+           "rows"     as "library", fc2 in one kernel with residual and the next block's LayerNorm
         "unfused"  the same with fc1 by the library and GELU apart: where a table says so
     merge  "fused"    2x2 gather, LayerNorm and GEMM in one kernel: never by itself
            "triton"   2x2 gather (+ LayerNorm) kernel, then the library's GEMM
@@ -50,11 +53,11 @@ from fastswin.engine.fused_attention import (
     FusedAttention,
     choose_fused_attention,
 )
+from fastswin.engine.persistent import PERSISTENT_STAGES, PersistentStages, choose_persistent
 from fastswin.engine.precision import Precision
 from fastswin.engine.quantized.formats import StageFormats
 from fastswin.engine.small_batch import (
     PDL_CAPABILITY,
-    STAGE_END,
     LayerTiles,
     second_norm,
     small_stage,
@@ -66,6 +69,12 @@ from fastswin.engine.tuned import (
     tuned_form,
     tuned_launches,
 )
+from fastswin.engine.whole_rows import (
+    RowsProblem,
+    WholeRows,
+    choose_whole_rows,
+    default_whole_rows,
+)
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
 from fastswin.ops.hopper_gemm.config import hopper_reason
@@ -74,6 +83,7 @@ from fastswin.ops.mlp.api import HIDDEN_STEP
 from fastswin.ops.mlp.config import mlp_blocker
 from fastswin.ops.patch_embed.api import patch_embed_blocker
 from fastswin.ops.patch_merging.api import MAX_CHANNELS as MERGE_MAX_CHANNELS
+from fastswin.ops.persistent_stage.config import StageShape
 from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
 from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.tuning.problem import LaunchConfig
@@ -102,9 +112,8 @@ class StagePlan:
 
     ``launch`` holds tuned tiles by layer; what it lacks takes its operator's heuristic. ``formats``
     says which layers of a quantised engine multiply in 8 bits; the words are those of the others.
-    ``end`` says who adds what the last fc2 has left where it is cut along K: a "join" of its own,
-    or the "reader", merging's gather or the pool. ``norm2`` says where V1's second LayerNorm stands
-    when mlp is "split-k" and proj one-shot: "apart", or "behind" fc1's product.
+    ``norm2`` says where V1's second LayerNorm stands when mlp is "split-k" and proj one-shot:
+    "apart", or "behind" fc1's product.
     """
 
     stage: int
@@ -123,14 +132,15 @@ class StagePlan:
     launch: dict[str, LayerTiles] = dataclasses.field(default_factory=dict)
     formats: StageFormats | None = None
     pdl: bool = False
-    end: str = "join"
     norm2: str = "apart"
 
     def endings(self, block: int) -> tuple[str, str]:
         """The words for proj and mlp of one block: "quantized" where its last product is."""
+        last = block + 1 == self.depth  # no norm of this stage follows it
+        mlp = "library" if self.mlp == "rows" and last else self.mlp
         if self.formats is None:
-            return self.proj, self.mlp
-        return self.formats.blocks[block].endings(self.proj, self.mlp)
+            return self.proj, mlp
+        return self.formats.blocks[block].endings(self.proj, mlp)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,6 +166,8 @@ def make_plan(
     table: TuningTable | None = None,
     pdl: bool | None = None,
     fused_attention: FusedAttention | None = None,
+    whole_rows: WholeRows | None = None,
+    persistent: PersistentStages | None = None,
 ) -> ModelPlan:
     """Choose implementations.
 
@@ -166,6 +178,8 @@ def make_plan(
             False leaves both out.
         fused_attention: stages whose attention half is one kernel, by windows; None takes the
             engine's table where its tiles fit, on compute capability 9 and 10.
+        whole_rows: products that are one kernel with the LayerNorm behind them; None likewise.
+        persistent: stages of few rows whose blocks are one kernel; None takes the engine's.
 
     Raises:
         ValueError: a stage's map is smaller than its window (the message names the stage).
@@ -184,8 +198,23 @@ def make_plan(
     if fused is None:
         measured = not blocked and device_capability(device)[0] in FUSED_CAPABILITIES
         fused = FUSED_ATTENTION if measured else {}
+    if whole_rows is None:
+        whole_rows = {} if blocked else default_whole_rows(device)
     stages = tuple(
-        _plan_stage(config, stage, batch, image_size, precision, blocked, table, pdl, device, fused)
+        _plan_stage(
+            config,
+            stage,
+            batch,
+            image_size,
+            precision,
+            blocked,
+            table,
+            pdl,
+            device,
+            fused,
+            whole_rows,
+            PERSISTENT_STAGES if persistent is None else persistent,
+        )
         for stage in range(config.num_stages)
     )
     elements = config.in_channels * config.patch_size**2
@@ -213,6 +242,8 @@ def _plan_stage(
     pdl: bool,
     device: torch.device,
     fused_attention: FusedAttention,
+    whole_rows: WholeRows,
+    persistent: PersistentStages,
 ) -> StagePlan:
     map_size = config.map_size(stage, image_size)
     window = config.stage_window(stage)
@@ -240,7 +271,17 @@ def _plan_stage(
                 windows=max(batch, 1) * math.prod(num_windows(map_size, window)),
                 map_tokens=math.prod(map_size),
             )  # fmt: skip
-            if choice["mlp"] == "library" and "fc1" not in launch:
+            if config.version == 1:
+                _choose_rows(
+                    whole_rows, choice, reasons, launch, M, C, config.hidden_dim(stage), device
+                )
+            if config.version == 1 and pdl:
+                shape = StageShape(
+                    max(batch, 1), map_size, C, config.num_heads[stage], config.hidden_dim(stage),
+                    window, shift,
+                )  # fmt: skip
+                choose_persistent(persistent, choice, reasons, launch, shape, device)
+            if choice["mlp"] in ("library", "rows") and "fc1" not in launch:
                 reasons |= hopper_reason(M, config.hidden_dim(stage), C, precision.dtype, device)
     return StagePlan(
         stage=stage,
@@ -258,9 +299,32 @@ def _plan_stage(
         reasons=reasons,
         launch=launch,
         pdl=pdl,
-        end=STAGE_END if choice["mlp"] == "split-k" and config.version == 1 else "join",
         norm2=second_norm(config.version, choice, launch, C),
     )
+
+
+def _choose_rows(
+    table: WholeRows,
+    choice: dict[str, str],
+    reasons: dict[str, str],
+    launch: dict[str, LayerTiles],
+    M: int,
+    C: int,
+    hidden: int,
+    device: torch.device,
+) -> None:
+    """Take proj and fc2 with the LayerNorm behind them where both sides are kernels apart."""
+    if choice["mlp"] != "library":
+        return
+    capability = device_capability(device)
+    if choice["proj"] == "library":
+        problem = RowsProblem("proj", M, C, C, "wide", "wide", capability)
+        if choose_whole_rows(table, problem, reasons, launch):
+            choice["proj"] = "rows"
+    if choice["qkv"] in ("library", "tiled"):
+        problem = RowsProblem("fc2", M, C, hidden, "wide", "wide", capability)
+        if choose_whole_rows(table, problem, reasons, launch):
+            choice["mlp"] = "rows"
 
 
 def _tuned_launch(

@@ -18,11 +18,13 @@ from fastswin.ops.linear.config import (
     default_one_shot_config,
     one_shot_blocker,
 )
+from fastswin.ops.linear_norm.config import LinearNormConfig
+from fastswin.ops.persistent_stage.config import PersistentStageConfig
 from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config, split_k_blocker
 from fastswin.tuning.problem import LaunchConfig
 
 #: Tiles of one layer in a plan.
-LayerTiles = LaunchConfig | SplitKConfig
+LayerTiles = LaunchConfig | SplitKConfig | PersistentStageConfig | LinearNormConfig
 
 #: First compute capability with programmatic dependent launch.
 PDL_CAPABILITY = (9, 0)
@@ -53,9 +55,6 @@ ONE_SHOT_TILES: dict[tuple[int, str, int], tuple[int, OneShotConfig]] = {
 
 #: Channels whose second LayerNorm stands behind fc1's one-shot product (V1).
 NORM_BEHIND: frozenset[int] = frozenset((192, 384, 512))
-
-#: Who adds what the last fc2 of a stage has left: "join" or "reader" (plan.py), equally fast.
-STAGE_END = "join"
 
 
 def second_norm(version: int, choice: dict[str, str], launch: dict[str, LayerTiles], C: int) -> str:

@@ -3,7 +3,8 @@
 Triton compiles a kernel when it is first launched, 0.3 to 3 s each, about 25 for a Swin. Its
 compiler gives up Python's lock inside LLVM and the assembler is a process of its own (of 17.6 s in
 six compilations the lock was held for 0.8), so threads are enough: the calls of a forward pass are
-noted without being run, and each distinct one is then made once, in whichever thread is free. A
+noted without being run, each distinct one is compiled in whichever thread is free, and then all are
+made once in the caller's thread, which loads them (``_triton/launch.py`` says why no other may). A
 kernel that is in Triton's cache on disk only has to be loaded.
 """
 
@@ -15,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import torch
 
+from fastswin._triton.launch import compiling_only
 from fastswin.engine.bind import BoundPlan
 from fastswin.engine.calls import Call, launches_kernel, record_calls
 from fastswin.engine.forward import Forward
@@ -44,7 +46,7 @@ def kernel_calls(
 
 
 def compile_calls(calls: Sequence[Call], device: torch.device, threads: int | None = None) -> None:
-    """Make every call once, in threads; the device is idle afterwards.
+    """Make every call once, compiled in threads; the device is idle afterwards.
 
     Args:
         calls: from :func:`kernel_calls`; what they write is scratch memory.
@@ -61,8 +63,10 @@ def compile_calls(calls: Sequence[Call], device: torch.device, threads: int | No
     with ThreadPoolExecutor(
         count, "fastswin-compile", initializer=_enter_device, initargs=(device,)
     ) as pool:
-        for _ in pool.map(run_one, calls[1:]):
+        for _ in pool.map(_compile_one, calls[1:]):
             pass
+    for call in calls[1:]:
+        run_one(call)
     if device.type == "cuda":
         torch.cuda.synchronize(device)
 
@@ -75,6 +79,11 @@ def _enter_device(device: torch.device) -> None:
     """
     if device.type == "cuda":
         torch.zeros(1, device=device)
+
+
+def _compile_one(call: Call) -> None:
+    with compiling_only():
+        run_one(call)
 
 
 def run_one(call: Call) -> None:

@@ -5,6 +5,7 @@ from fastswin.ops.feed_forward import feed_forward
 from fastswin.ops.layer_norm import layer_norm, layer_norm_per_token
 from fastswin.ops.library_linear import library_linear
 from fastswin.ops.linear import linear
+from fastswin.ops.linear_norm import linear_add_layer_norm
 from fastswin.ops.masked_softmax import (
     grouped_tril_softmax,
     masked_softmax,
@@ -20,6 +21,7 @@ from fastswin.ops.patch_merging import (
     gather_neighbours,
     merge_neighbours,
 )
+from fastswin.ops.persistent_stage import BlockWeights, persistent_stage
 from fastswin.ops.pool import norm_pool, norm_pool_head
 from fastswin.ops.quantize import quantize, quantize_per_token
 from fastswin.ops.quantized_linear import quantized_linear
@@ -33,6 +35,7 @@ from fastswin.ops.window_attention import (
 )
 
 __all__ = [
+    "BlockWeights",
     "add_layer_norm",
     "add_split_k",
     "attention_half",
@@ -46,6 +49,7 @@ __all__ = [
     "layer_norm_per_token",
     "library_linear",
     "linear",
+    "linear_add_layer_norm",
     "masked_softmax",
     "masked_softmax_",
     "merge_neighbours",
@@ -53,6 +57,7 @@ __all__ = [
     "norm_pool",
     "norm_pool_head",
     "patch_embed",
+    "persistent_stage",
     "quantize",
     "quantize_per_token",
     "quantized_linear",

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import threading
 from unittest import mock
 
 import pytest
 import torch
 from engine_cases import cpu_engine, images_like, tiny
 
+from fastswin._triton.launch import on_grid
 from fastswin.engine import calls as module
 from fastswin.engine import operators
 from fastswin.engine.bind import bind
@@ -95,10 +97,23 @@ def test_every_operator_of_the_forward_pass_has_a_shape_rule():
     # the tiny model has too few rows for the fused MLP, a CPU takes no small-batch forms
     small = {operators.merge_neighbours, operators.norm_pool_head}
     small |= {operators.packed_heads_attention, operators.packed_attention_half}
-    small |= {operators.split_k_linear, operators.add_split_k}
+    small |= {operators.split_k_linear, operators.add_split_k, operators.linear_add_layer_norm}
     assert kernels - seen <= quantized | {operators.mlp} | small
     with pytest.raises(NotImplementedError, match="shape of window_attention_ref"):
         module._shape_of(operators.window_attention_ref, (torch.empty(1),))
+
+
+class Kernel:
+    """What Triton does with a kernel: ``[grid]`` loads and launches, ``warmup`` compiles."""
+
+    def __init__(self):
+        self.launched, self.compiled = [], []
+
+    def __getitem__(self, grid):
+        return self.launched.append
+
+    def warmup(self, argument, *, grid):
+        self.compiled.append(argument)
 
 
 def test_each_kernel_is_compiled_once():
@@ -113,19 +128,36 @@ def test_each_kernel_is_compiled_once():
     assert kernel_calls(*other, known)  # other shapes may need other binaries
 
 
-def test_calls_are_made_in_threads_without_gradients_and_errors_come_through():
+def test_calls_are_compiled_in_threads_and_made_in_this_one_without_gradients():
     forward, bound, images = planned(1)
     calls = kernel_calls(forward, bound, images, set())
-    made = []
+    kernel = Kernel()
+    here, compiled, made = threading.current_thread(), [], []
 
     def note(call):
-        made.append((call.signature, torch.is_grad_enabled()))
+        on_grid(kernel, (1,))(call.signature)
+        own = threading.current_thread() is here
+        (made if own else compiled).append((call.signature, torch.is_grad_enabled()))
 
     with mock.patch("fastswin.engine.calls.Call.run", note):
         compile_calls(calls, CPU, threads=3)
-    assert sorted(map(str, made)) == sorted(str((c.signature, False)) for c in calls)
+    wanted = [(c.signature, False) for c in calls]
+    assert made == wanted
+    assert sorted(map(str, compiled)) == sorted(map(str, wanted[1:]))
+    assert kernel.launched == [c.signature for c in calls]  # a launch loads: never in a thread
+    assert sorted(map(str, kernel.compiled)) == sorted(str(c.signature) for c in calls[1:])
+
+
+def test_errors_of_compiling_come_through():
+    calls = kernel_calls(*planned(1), set())
+    here = threading.current_thread()
+
+    def fail(call):
+        if threading.current_thread() is not here:
+            raise RuntimeError("no compiler")
+
     with (
-        mock.patch("fastswin.engine.calls.Call.run", side_effect=RuntimeError("no compiler")),
+        mock.patch("fastswin.engine.calls.Call.run", fail),
         pytest.raises(RuntimeError, match="no compiler"),
     ):
         compile_calls(calls, CPU, threads=3)

@@ -80,15 +80,11 @@ def test_answers_as_the_model_does(version, forms):
         assert ("proj" in layers) == (form.form == "heads")
 
 
-@pytest.mark.parametrize(
-    ("version", "end", "norm2"),
-    [(1, "reader", "behind"), (2, "join", "apart")],
-    ids=["v1", "v2"],
-)
-def test_few_rows_with_fc2_cut_along_k(version, end, norm2):
+@pytest.mark.parametrize(("version", "norm2"), [(1, "behind"), (2, "apart")], ids=["v1", "v2"])
+def test_few_rows_with_fc2_cut_along_k(version, norm2):
     """V1: heads read rows that the join has normalised, fc1 raw ones with its norm behind.
 
-    V2 has a norm in neither place. What a stage's last fc2 leaves may be its reader's to add.
+    V2 has a norm in neither place.
     """
     model = tiny(version, depths=(2, 1), image_size=(12, 20), window_size=3)
     size = model.config.image_size
@@ -99,7 +95,7 @@ def test_few_rows_with_fc2_cut_along_k(version, end, norm2):
     fc1, tiles = OneShotConfig(16, 64, 4), OneShotConfig(16, 32, 4)
     stages = tuple(
         dataclasses.replace(
-            s, mlp="split-k", merge=s.merge and "tiled", end=end, norm2=norm2,
+            s, mlp="split-k", merge=s.merge and "tiled", norm2=norm2,
             launch={"fc1": fc1, "merge": tiles, "proj": tiles}
             | {"attention": s.launch.get("attention")},
         )
@@ -113,19 +109,14 @@ def test_few_rows_with_fc2_cut_along_k(version, end, norm2):
         weights = prepare(model, CPU, torch.float16)
         forward, bound = Forward(model.config, weights, HALF), bind(plan, weights, HALF)
         logits = forward.logits(images.half(), bound).float()
-        last = forward.stages(images.half(), bound)[-1] if end == "reader" else None
         calls = record_calls(forward, bound, images.half(), execute=False)
     assert (logits - truth).abs().max() <= 1.5 * (eager - truth).abs().max()
-    if last is not None:  # whole, although nothing but the pool reads it
-        pooled = torch.nn.functional.layer_norm(last.float(), (64,)).mean((1, 2))
-        again = (pooled * weights.norm.weight + weights.norm.bias) @ weights.head.weight.float().T
-        torch.testing.assert_close(again + weights.head.bias, logits, rtol=0, atol=2e-3)
     norms: Counter = Counter()
     for call in calls:
         if call.layer == "norm":
             norms[call.stage, call.kwargs.get("norm")] += call.count
     if version == 1:
-        assert norms == {(0, "pre"): 1}
+        assert norms == {(0, "pre"): 1, (0, "none"): 1, (1, "none"): 1}
     else:  # behind proj and, of the first stage, merging; behind fc2
         assert norms == {(0, None): 3, (0, "post"): 2, (1, None): 1, (1, "post"): 1}
 

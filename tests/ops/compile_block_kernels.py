@@ -107,16 +107,6 @@ def few_rows(C: int, side: int, dtype: torch.dtype) -> None:
             joins = (("none", None), ("pre", None), ("post", vector(C)))
             for norm, affine in joins if C in (192, 768) else joins[:1]:
                 split.add_split_k_fwd(partials, x, vector(C), norm, affine, affine, 1e-5, pdl=True)
-            stream = x.view(1, side, side, C)
-            partials = partials.view(-1, *stream.shape)
-            if C == 384:  # readers that join
-                MODULES["patch_merging"].gather_neighbours_fwd(
-                    stream, 1e-5, None, True, partials, vector(C)
-                )
-            if C == 768:
-                MODULES["pool"].norm_pool_fwd(
-                    stream, vector(C), vector(C), 1e-5, None, True, partials, vector(C)
-                )
     if C in (192, 384) and from_hopper:  # LayerNorm behind the product, and who tells it about x
         stats = empty(2, C // 64, M)
         small.one_shot_linear_fwd(

@@ -27,6 +27,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.attention_half.config import (
@@ -190,7 +191,7 @@ def heads_attention_fwd(
     programs = B * rows * cols * num_heads
     check_grid(programs)
     with on_device(x.device):
-        _heads_kernel[(programs,)](
+        on_grid(_heads_kernel, (programs,))(
             x, weight, vectors, vectors if offset is None else offset, bias,
             vectors if head_scale is None else head_scale, weight if pad_qkv is None else pad_qkv,
             out, scale * LOG2_E, 0.0 if eps is None else eps, H, W, rows, cols,

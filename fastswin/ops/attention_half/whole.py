@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
 from fastswin.ops.attention_half.config import (
     WholeWindowConfig,
@@ -234,7 +235,7 @@ def whole_window_fwd(
     check_grid(programs)
     options = {"maxnreg": config.max_registers} if config.max_registers else {}
     with on_device(x.device):
-        _whole_window_kernel[(programs,)](
+        on_grid(_whole_window_kernel, (programs,))(
             x, qkv_weight, qkv_desc, x if qkv_bias is None else qkv_bias,
             x if offset is None else offset, bias, bias if head_scale is None else head_scale,
             x if pad_qkv is None else pad_qkv, proj_weight, proj_desc,

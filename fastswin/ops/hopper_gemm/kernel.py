@@ -113,8 +113,7 @@ def _load_tiles(
 @gluon.jit
 def _multiply(
     acc, x_ring, w_ring, full, empty, turn, i, steps,
-    GROUP: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, EARLY_TURN: gl.constexpr,
-    BACKWARD: gl.constexpr,
+    GROUP: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, BACKWARD: gl.constexpr,
 ):  # fmt: skip
     """``acc`` plus the i-th tile; one step's products are under way while the next one waits."""
     mbarrier.wait(turn.index(GROUP), (i // GROUPS & 1) ^ (GROUP == 0))
@@ -127,12 +126,9 @@ def _multiply(
         else:
             w = w_ring.index(slot).permute((1, 0))
         flying = warpgroup_mma(x_ring.index(slot), w, acc, is_async=True)
-        if EARLY_TURN:
-            mbarrier.arrive(turn.index((GROUP + 1) % GROUPS), count=1, pred=k == steps - 1)
         acc = warpgroup_mma_wait(1, deps=(flying,))
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
-    if not EARLY_TURN:
-        mbarrier.arrive(turn.index((GROUP + 1) % GROUPS), count=1)
+    mbarrier.arrive(turn.index((GROUP + 1) % GROUPS), count=1)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     mbarrier.arrive(empty.index((i * steps + steps - 1) % STAGES), count=1)
     return acc
@@ -234,10 +230,10 @@ def _consume_tiles(
     x_ring, w_ring, staging, full, empty, turn, staged, unstaged, bias_ptr, pre_desc, out_desc,
     dpre_desc, partial_ptr, count, steps, tiles_n, N,
     GROUP: gl.constexpr, GROUPS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-    STAGES: gl.constexpr, BUFFERS: gl.constexpr, BIAS_FIRST: gl.constexpr,
-    EARLY_TURN: gl.constexpr, BACKWARD: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr,
-    KEEP_PRE: gl.constexpr, NEED_ACT: gl.constexpr, NEED_SUMS: gl.constexpr,
-    LAYOUT: gl.constexpr, CHUNK_LAYOUT: gl.constexpr, HALF_LAYOUT: gl.constexpr,
+    STAGES: gl.constexpr, BUFFERS: gl.constexpr, BIAS_FIRST: gl.constexpr, BACKWARD: gl.constexpr,
+    HAS_BIAS: gl.constexpr, GELU: gl.constexpr, KEEP_PRE: gl.constexpr, NEED_ACT: gl.constexpr,
+    NEED_SUMS: gl.constexpr, LAYOUT: gl.constexpr, CHUNK_LAYOUT: gl.constexpr,
+    HALF_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """A warp group: products and epilogue of its tiles."""
     CHUNKS: gl.constexpr = BLOCK_N // out_desc.block_type.shape[1]
@@ -251,9 +247,8 @@ def _consume_tiles(
             k = col + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
             acc += gl.load(bias_ptr + k, mask=k < N, other=0.0).to(gl.float32)[None, :]
         acc = _multiply(
-            acc, x_ring, w_ring, full, empty, turn, i, steps, GROUP, GROUPS, STAGES,
-            EARLY_TURN, BACKWARD,
-        )  # fmt: skip
+            acc, x_ring, w_ring, full, empty, turn, i, steps, GROUP, GROUPS, STAGES, BACKWARD
+        )
         if BACKWARD:
             mbarrier.wait(staged.index(GROUP), i // GROUPS & 1)
             _finish_backward(
@@ -275,9 +270,8 @@ def _hopper_gemm_kernel(
     bias_ptr, x_desc, w_desc, pre_desc, out_desc, dpre_desc, partial_ptr, M, N, K,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     GROUPS: gl.constexpr, WARPS: gl.constexpr, REGISTERS: gl.constexpr, BUFFERS: gl.constexpr,
-    BIAS_FIRST: gl.constexpr, EARLY_TURN: gl.constexpr, BACKWARD: gl.constexpr,
-    HAS_BIAS: gl.constexpr, GELU: gl.constexpr, KEEP_PRE: gl.constexpr, NEED_ACT: gl.constexpr,
-    NEED_SUMS: gl.constexpr,
+    BIAS_FIRST: gl.constexpr, BACKWARD: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr,
+    KEEP_PRE: gl.constexpr, NEED_ACT: gl.constexpr, NEED_SUMS: gl.constexpr,
 ):  # fmt: skip
     """Two or three groups of ``WARPS`` multiply, the launch's own warps are the first of them, and
     one warp loads. Absent operands are None, but for bias_ptr. BUFFERS are chunks of staging per
@@ -301,62 +295,21 @@ def _hopper_gemm_kernel(
     staged = _barriers(GROUPS)
     unstaged = _barriers(GROUPS)
     _start_barriers(full, empty, turn, staged, unstaged, STAGES, GROUPS, BACKWARD)
-    if GROUPS == 2:
-        gl.warp_specialize(
-            [
-                (_consume_tiles, (
-                    x_ring, w_ring, staging, full, empty, turn, staged, unstaged, bias_ptr,
-                    pre_desc, out_desc, dpre_desc, partial_ptr, count, steps, tiles_n, N,
-                    gl.constexpr(0), GROUPS, BLOCK_M, BLOCK_N, STAGES, BUFFERS, BIAS_FIRST,
-                    EARLY_TURN, BACKWARD, HAS_BIAS, GELU, KEEP_PRE, NEED_ACT, NEED_SUMS, LAYOUT,
-                    CHUNK_LAYOUT, HALF_LAYOUT,
-                )),
-                (_consume_tiles, (
-                    x_ring, w_ring, staging, full, empty, turn, staged, unstaged, bias_ptr,
-                    pre_desc, out_desc, dpre_desc, partial_ptr, count, steps, tiles_n, N,
-                    gl.constexpr(1), GROUPS, BLOCK_M, BLOCK_N, STAGES, BUFFERS, BIAS_FIRST,
-                    EARLY_TURN, BACKWARD, HAS_BIAS, GELU, KEEP_PRE, NEED_ACT, NEED_SUMS, LAYOUT,
-                    CHUNK_LAYOUT, HALF_LAYOUT,
-                )),
-                (_load_tiles, (
-                    x_desc, w_desc, pre_desc, x_ring, w_ring, staging, full, empty, staged,
-                    unstaged, count, steps, tiles_n, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUPS,
-                    BUFFERS, BACKWARD,
-                )),
-            ],
-            [WARPS, 1],
-            [REGISTERS, 24],
-        )  # fmt: skip
-    else:
-        gl.warp_specialize(
-            [
-                (_consume_tiles, (
-                    x_ring, w_ring, staging, full, empty, turn, staged, unstaged, bias_ptr,
-                    pre_desc, out_desc, dpre_desc, partial_ptr, count, steps, tiles_n, N,
-                    gl.constexpr(0), GROUPS, BLOCK_M, BLOCK_N, STAGES, BUFFERS, BIAS_FIRST,
-                    EARLY_TURN, BACKWARD, HAS_BIAS, GELU, KEEP_PRE, NEED_ACT, NEED_SUMS, LAYOUT,
-                    CHUNK_LAYOUT, HALF_LAYOUT,
-                )),
-                (_consume_tiles, (
-                    x_ring, w_ring, staging, full, empty, turn, staged, unstaged, bias_ptr,
-                    pre_desc, out_desc, dpre_desc, partial_ptr, count, steps, tiles_n, N,
-                    gl.constexpr(1), GROUPS, BLOCK_M, BLOCK_N, STAGES, BUFFERS, BIAS_FIRST,
-                    EARLY_TURN, BACKWARD, HAS_BIAS, GELU, KEEP_PRE, NEED_ACT, NEED_SUMS, LAYOUT,
-                    CHUNK_LAYOUT, HALF_LAYOUT,
-                )),
-                (_consume_tiles, (
-                    x_ring, w_ring, staging, full, empty, turn, staged, unstaged, bias_ptr,
-                    pre_desc, out_desc, dpre_desc, partial_ptr, count, steps, tiles_n, N,
-                    gl.constexpr(2), GROUPS, BLOCK_M, BLOCK_N, STAGES, BUFFERS, BIAS_FIRST,
-                    EARLY_TURN, BACKWARD, HAS_BIAS, GELU, KEEP_PRE, NEED_ACT, NEED_SUMS, LAYOUT,
-                    CHUNK_LAYOUT, HALF_LAYOUT,
-                )),
-                (_load_tiles, (
-                    x_desc, w_desc, pre_desc, x_ring, w_ring, staging, full, empty, staged,
-                    unstaged, count, steps, tiles_n, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUPS,
-                    BUFFERS, BACKWARD,
-                )),
-            ],
-            [WARPS, WARPS, 1],
-            [REGISTERS, REGISTERS, 24],
-        )  # fmt: skip
+    gl.warp_specialize(
+        [
+            (_consume_tiles, (
+                x_ring, w_ring, staging, full, empty, turn, staged, unstaged, bias_ptr, pre_desc,
+                out_desc, dpre_desc, partial_ptr, count, steps, tiles_n, N, part, GROUPS, BLOCK_M,
+                BLOCK_N, STAGES, BUFFERS, BIAS_FIRST, BACKWARD, HAS_BIAS, GELU, KEEP_PRE, NEED_ACT,
+                NEED_SUMS, LAYOUT, CHUNK_LAYOUT, HALF_LAYOUT,
+            ))
+            if part < GROUPS else
+            (_load_tiles, (
+                x_desc, w_desc, pre_desc, x_ring, w_ring, staging, full, empty, staged, unstaged,
+                count, steps, tiles_n, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUPS, BUFFERS, BACKWARD,
+            ))
+            for part in ((0, 1, 2) if GROUPS == 2 else (0, 1, 2, 3))
+        ],
+        [WARPS, 1] if GROUPS == 2 else [WARPS, WARPS, 1],
+        [REGISTERS, 24] if GROUPS == 2 else [REGISTERS, REGISTERS, 24],
+    )  # fmt: skip

@@ -133,8 +133,7 @@ def _run(
         *hidden, partial, M, N, K,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=config.stages,
         GROUPS=config.groups, WARPS=config.warps, REGISTERS=config.registers,
-        BUFFERS=config.buffers, BIAS_FIRST=config.bias_first, EARLY_TURN=config.early_turn,
-        BACKWARD=backward, HAS_BIAS=bias is not None, GELU=gelu,
-        KEEP_PRE=pre is not None and not backward, NEED_ACT=out is not None,
-        NEED_SUMS=partial is not None, num_warps=config.warps,
+        BUFFERS=config.buffers, BIAS_FIRST=config.bias_first, BACKWARD=backward,
+        HAS_BIAS=bias is not None, GELU=gelu, KEEP_PRE=pre is not None and not backward,
+        NEED_ACT=out is not None, NEED_SUMS=partial is not None, num_warps=config.warps,
     )  # fmt: skip

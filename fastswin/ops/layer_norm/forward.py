@@ -13,6 +13,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.math import centre_rows, inverse_step, round_to_8_bits, rows_to_8_bits
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin.ops.layer_norm.config import NUM_WARPS, narrow_tiles, num_programs, row_tiles
@@ -137,7 +138,7 @@ def layer_norm_fwd(
     M = x.numel() // C
     tiles, num_warps = (row_tiles(C), NUM_WARPS) if out.itemsize > 1 else narrow_tiles(C, M)
     with on_device(x.device):
-        _layer_norm_fwd_kernel[(num_programs(M, tiles),)](
+        on_grid(_layer_norm_fwd_kernel, (num_programs(M, tiles),))(
             x,
             x if weight is None else weight,
             x if bias is None else bias,

@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.math import gelu, normalize_rows
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, split_columns
@@ -230,11 +231,11 @@ def linear_fwd(
             programs = tiles
             if config.persistent:
                 programs = min(tiles, config.persistent * multiprocessors)
-            _linear_fwd_tma_kernel[(programs,)](
+            on_grid(_linear_fwd_tma_kernel, (programs,))(
                 *operands, *pointers, M, N, K, **constants, PERSISTENT=config.persistent > 0
             )
         else:
-            _linear_fwd_kernel[(tiles,)](
+            on_grid(_linear_fwd_kernel, (tiles,))(
                 given.x, given.weight, *pointers, M, N, K, **constants,
                 EVEN_K=K % config.block_k == 0,
             )  # fmt: skip
@@ -266,7 +267,7 @@ def layer_norm_linear_fwd(
     assert columns is not None
     programs = cdiv(M, config.block_m) * config.column_splits
     with on_device(x.device):
-        _layer_norm_linear_fwd_kernel[(programs,)](
+        on_grid(_layer_norm_linear_fwd_kernel, (programs,))(
             *given.pointers("x", "weight", "bias", "offset", "out"), M, eps,
             N=N, KA=columns[0], KB=columns[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n,
             COLUMN_SPLITS=config.column_splits, HAS_BIAS=bias is not None,

@@ -31,6 +31,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, split_columns
@@ -244,7 +245,7 @@ def one_shot_linear_fwd(
     assert columns is not None  # one_shot_blocker was asked before
     programs = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     with on_device(x.device):
-        _one_shot_linear_kernel[(programs,)](
+        on_grid(_one_shot_linear_kernel, (programs,))(
             *given.pointers("x", "weight", "bias", "offset", "residual", "out"), M, H, W,
             0.0 if eps is None else eps,
             N=N, KA=columns[0], KB=columns[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n,

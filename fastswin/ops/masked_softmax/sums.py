@@ -18,6 +18,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import on_device
+from fastswin._triton.launch import on_grid
 from fastswin.ops.masked_softmax.config import next_power_of_2
 from fastswin.ops.masked_softmax.rows import RowPlan
 
@@ -77,7 +78,7 @@ def reduce_partial(
     block = min(MAX_COLUMNS, TILE_ELEMENTS // terms)
     column_blocks = -(-columns // block)
     with on_device(partial.device):
-        _softmax_sums_kernel[(kept * column_blocks,)](
+        on_grid(_softmax_sums_kernel, (kept * column_blocks,))(
             partial, out, outer, kept, inner, columns, column_blocks,
             TERMS=terms, COLUMNS=block, num_warps=SUM_WARPS,
         )  # fmt: skip

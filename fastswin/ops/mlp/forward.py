@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.math import gelu, normalize_rows
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, split_columns
@@ -146,7 +147,7 @@ def mlp_fwd(
         fc1 = tuple(TensorDescriptor.from_tensor(fc1_weight, [config.block_h, c]) for c in parts)
         fc2 = tuple(TensorDescriptor.from_tensor(fc2_weight, [c, config.block_h]) for c in parts)
     with on_device(x.device):
-        _mlp_fwd_kernel[(cdiv(M, config.block_m),)](
+        on_grid(_mlp_fwd_kernel, (cdiv(M, config.block_m),))(
             x, fc1_weight, *fc1, fc1_bias, fc2_weight, *fc2, fc2_bias,
             x if norm_weight is None else norm_weight, x if norm_bias is None else norm_bias,
             x if offset is None else offset, out, M, eps,

@@ -14,6 +14,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.math import normalize_rows
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns
@@ -101,7 +102,7 @@ def patch_embed_fwd(
         block_m, num_warps = MIN_DOT, 8 if C <= 128 else 16
     blocks_per_image = cdiv(H * W, block_m)
     with on_device(images.device):
-        _patch_embed_fwd_kernel[(B * blocks_per_image,)](
+        on_grid(_patch_embed_fwd_kernel, (B * blocks_per_image,))(
             images, weight.to(dtype).contiguous(), bias,
             bias if norm_weight is None else norm_weight, bias if norm_bias is None else norm_bias,
             out, image_h, image_w, W, H * W, blocks_per_image, *images.stride(), eps,

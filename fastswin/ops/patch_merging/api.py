@@ -19,8 +19,6 @@ from fastswin.ops.patch_merging.config import MAX_CHANNELS
 from fastswin.ops.quantize.checks import check_steps, resolve_output, why_not_format
 from fastswin.ops.quantize.reference import quantize_ref
 from fastswin.ops.residual_norm.reference import layer_norm_ref
-from fastswin.ops.split_k.checks import check_slices
-from fastswin.ops.split_k.reference import add_split_k_ref
 
 _FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 
@@ -33,8 +31,6 @@ def gather_neighbours(
     output_scale: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     marks: torch.Tensor | None = None,
-    partials: torch.Tensor | None = None,
-    partials_bias: torch.Tensor | None = None,
     impl: Impl = "auto",
     pdl: bool = False,
 ) -> torch.Tensor:
@@ -51,12 +47,9 @@ def gather_neighbours(
         marks: fp32 ``[B, ceil(H/2), ceil(W/2)]``, written: 1, or NaN where one of the four tokens
             is not finite, what int8 cannot say (rows marked so hold any numbers). Needs
             ``output_scale``; None writes nothing.
-        partials, partials_bias: ``[splits, B, H, W, C]`` fp32, a product in slices
-            (:func:`fastswin.ops.split_k_linear`), and its ``[C]``; added onto x in place first.
-            They exclude ``output_scale``.
         impl: "auto", "triton" or "reference".
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
-            ``offset``, ``output_scale`` or ``partials_bias``.
+            ``offset`` or ``output_scale``.
 
     Returns:
         ``[B, ceil(H/2), ceil(W/2), 4C]`` in x's dtype, or in 8 bits; order (even row, even
@@ -76,22 +69,17 @@ def gather_neighbours(
     elif stored != x.dtype:
         raise ValueError(f"out_dtype must be None or {x.dtype} without output_scale, got {stored}")
     _check_marks(marks, x, output_scale is not None)
-    check_slices(partials, partials_bias, x)
-    if partials is not None and output_scale is not None:
-        raise ValueError("partials and output_scale exclude each other")
     chosen = choose_impl(
         impl,
         "gather_neighbours",
         [
             why_not_triton(x.device, x.dtype),
-            why_no_gradient(x, offset, partials),
+            why_no_gradient(x, offset),
             f"{C} channels exceed {MAX_CHANNELS}" if C > MAX_CHANNELS else None,
             None if output_scale is None else why_not_format(x.device, stored),
         ],
     )
     if chosen == "reference":
-        if partials is not None:
-            add_split_k_ref(partials, x, partials_bias, "none", None, None, 0.0)
         if marks is not None:
             marks.copy_(_token_marks_ref(x))
         if output_scale is not None:
@@ -104,7 +92,7 @@ def gather_neighbours(
         return gather_quantize_fwd(x, layer_norm_eps, offset, output_scale, stored, marks, pdl)
     from fastswin.ops.patch_merging.forward import gather_neighbours_fwd
 
-    return gather_neighbours_fwd(x, layer_norm_eps, offset, pdl, partials, partials_bias)
+    return gather_neighbours_fwd(x, layer_norm_eps, offset, pdl)
 
 
 def _check_marks(marks: torch.Tensor | None, x: torch.Tensor, narrow: bool) -> None:

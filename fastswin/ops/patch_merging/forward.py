@@ -13,8 +13,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
-from fastswin._triton.launch import launch
-from fastswin._triton.math import join_slices
+from fastswin._triton.launch import launch, on_grid
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.patch_merging.config import merge_tiles
@@ -25,23 +24,12 @@ TILE_ELEMENTS = 1024
 
 @triton.jit
 def _neighbour(
-    x_ptr, offset_ptr, partials_ptr, partials_bias_ptr, row, col, channel, in_map, H, W, size,
-    C: tl.constexpr, HAS_OFFSET: tl.constexpr, SPLITS: tl.constexpr,
-    HAS_PARTIALS_BIAS: tl.constexpr,
+    x_ptr, offset_ptr, row, col, channel, in_map, H, W, C: tl.constexpr, HAS_OFFSET: tl.constexpr
 ):  # fmt: skip
-    """One neighbour ``[BLOCK_M, BLOCK_C]`` in fp32; zeros outside the map.
-
-    With SPLITS the slices of a product are added to it first, and it is stored.
-    """
+    """One neighbour ``[BLOCK_M, BLOCK_C]`` in fp32; zeros outside the map."""
     valid = (in_map & (row < H) & (col < W))[:, None] & (channel < C)[None, :]
     at = (row * W + col)[:, None] * C + channel[None, :]
     v = tl.load(x_ptr + at, mask=valid, other=0.0).to(tl.float32)
-    if SPLITS > 0:
-        v += join_slices(partials_ptr, partials_bias_ptr, at, size, channel[None, :], valid, SPLITS,
-                         HAS_PARTIALS_BIAS)  # fmt: skip
-        stored = v.to(x_ptr.dtype.element_ty)
-        tl.store(x_ptr + at, stored, mask=valid)
-        v = stored.to(tl.float32)
     if HAS_OFFSET:
         offset = tl.load(offset_ptr + channel, mask=channel < C, other=0.0).to(tl.float32)
         v = tl.where(valid, v + offset[None, :], 0.0)
@@ -53,13 +41,8 @@ def _gather_neighbours_fwd_kernel(
     x_ptr, offset_ptr, out_ptr, H, W, tokens, blocks_per_image, eps,
     C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_M: tl.constexpr,
     NORMALIZE: tl.constexpr, HAS_OFFSET: tl.constexpr, PDL: tl.constexpr = False,
-    partials_ptr=None, partials_bias_ptr=None, size=0,
-    SPLITS: tl.constexpr = 0, HAS_PARTIALS_BIAS: tl.constexpr = False,
 ):  # fmt: skip
-    """One program per BLOCK_M output tokens of one image.
-
-    A token has one reader, so the slices of a product (ops/split_k) can be added to it in place.
-    """
+    """One program per BLOCK_M output tokens of one image."""
     launch_dependents(PDL)
     pid = tl.program_id(0)
     image = (pid // blocks_per_image).to(tl.int64)
@@ -70,18 +53,12 @@ def _gather_neighbours_fwd_kernel(
     col = token % out_w * 2
     channel = tl.arange(0, BLOCK_C)
     x_ptr += image * H * W * C
-    if SPLITS > 0:
-        partials_ptr += image * H * W * C
     out_ptr += image * tokens * (4 * C)
     wait_for_previous(PDL)
-    a = _neighbour(x_ptr, offset_ptr, partials_ptr, partials_bias_ptr, row, col, channel, in_map,
-                   H, W, size, C, HAS_OFFSET, SPLITS, HAS_PARTIALS_BIAS)  # fmt: skip
-    b = _neighbour(x_ptr, offset_ptr, partials_ptr, partials_bias_ptr, row + 1, col, channel,
-                   in_map, H, W, size, C, HAS_OFFSET, SPLITS, HAS_PARTIALS_BIAS)  # fmt: skip
-    c = _neighbour(x_ptr, offset_ptr, partials_ptr, partials_bias_ptr, row, col + 1, channel,
-                   in_map, H, W, size, C, HAS_OFFSET, SPLITS, HAS_PARTIALS_BIAS)  # fmt: skip
-    d = _neighbour(x_ptr, offset_ptr, partials_ptr, partials_bias_ptr, row + 1, col + 1, channel,
-                   in_map, H, W, size, C, HAS_OFFSET, SPLITS, HAS_PARTIALS_BIAS)  # fmt: skip
+    a = _neighbour(x_ptr, offset_ptr, row, col, channel, in_map, H, W, C, HAS_OFFSET)
+    b = _neighbour(x_ptr, offset_ptr, row + 1, col, channel, in_map, H, W, C, HAS_OFFSET)
+    c = _neighbour(x_ptr, offset_ptr, row, col + 1, channel, in_map, H, W, C, HAS_OFFSET)
+    d = _neighbour(x_ptr, offset_ptr, row + 1, col + 1, channel, in_map, H, W, C, HAS_OFFSET)
     if NORMALIZE:
         real = (channel < C)[None, :]
         mean = (tl.sum(a + b + c + d, 1) / (4 * C))[:, None]
@@ -107,28 +84,22 @@ def gather_neighbours_fwd(
     eps: float | None,
     offset: torch.Tensor | None,
     pdl: bool = False,
-    partials: torch.Tensor | None = None,
-    partials_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch on ``x [B, H, W, C]``; see the public function."""
-    x = x if partials is not None else x.contiguous()
+    x = x.contiguous()
     B, H, W, C = x.shape
     out_h, out_w = (H + 1) // 2, (W + 1) // 2
     out = torch.empty(B, out_h, out_w, 4 * C, dtype=x.dtype, device=x.device)
     if out.numel() == 0:
         return out
     block_c = next_power_of_2(C)
-    block_m = max(1, min(16, TILE_ELEMENTS // (block_c if partials is None else 2 * block_c)))
+    block_m = max(1, min(16, TILE_ELEMENTS // block_c))
     blocks_per_image = cdiv(out_h * out_w, block_m)
     with on_device(x.device):
-        _gather_neighbours_fwd_kernel[(B * blocks_per_image,)](
+        on_grid(_gather_neighbours_fwd_kernel, (B * blocks_per_image,))(
             x, x if offset is None else offset, out, H, W, out_h * out_w, blocks_per_image,
             0.0 if eps is None else eps, C=C, BLOCK_C=block_c, BLOCK_M=block_m,
-            NORMALIZE=eps is not None, HAS_OFFSET=offset is not None,
-            partials_ptr=partials, partials_bias_ptr=partials_bias,
-            size=0 if partials is None else x.numel(),
-            SPLITS=0 if partials is None else partials.shape[0],
-            HAS_PARTIALS_BIAS=partials_bias is not None, num_warps=4,
+            NORMALIZE=eps is not None, HAS_OFFSET=offset is not None, num_warps=4,
             **pdl_options(pdl, device_capability(x.device)),
         )  # fmt: skip
     return out

@@ -17,6 +17,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.math import inverse_step, round_to_8_bits, scale_to_8_bits
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv
@@ -137,7 +138,7 @@ def gather_quantize_fwd(
     tiles = quantized_merge_tiles(C, out_w)
     blocks = cdiv(out_w, tiles.BLOCK_M)
     with on_device(x.device):
-        _gather_quantize_kernel[(B * out_h * blocks,)](
+        on_grid(_gather_quantize_kernel, (B * out_h * blocks,))(
             x, x if offset is None else offset, output_scale, out, marks, H, W, blocks,
             0.0 if eps is None else eps, C=C, CA=tiles.CA, CB=tiles.CB, BLOCK_M=tiles.BLOCK_M,
             NORMALIZE=eps is not None, HAS_OFFSET=offset is not None, ODD=bool(H % 2 or W % 2),

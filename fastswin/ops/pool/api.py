@@ -6,8 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
-from fastswin.ops.split_k.checks import check_slices
-from fastswin.ops.split_k.reference import add_split_k_ref
 
 MAX_CHANNELS = 8192
 
@@ -22,8 +20,6 @@ def norm_pool(
     *,
     eps: float = 1e-5,
     offset: torch.Tensor | None = None,
-    partials: torch.Tensor | None = None,
-    partials_bias: torch.Tensor | None = None,
     impl: Impl = "auto",
     pdl: bool = False,
 ) -> torch.Tensor:
@@ -34,11 +30,9 @@ def norm_pool(
         weight, bias: ``[C]`` of the LayerNorm.
         eps: added to the variance.
         offset: ``[C]`` added to every token first; None adds nothing.
-        partials, partials_bias: ``[splits, B, H, W, C]`` fp32, a product in slices
-            (:func:`fastswin.ops.split_k_linear`), and its ``[C]``; added onto x in place first.
         impl: "auto", "triton" or "reference".
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
-            ``weight``, ``bias``, ``offset`` or ``partials_bias``.
+            ``weight``, ``bias`` or ``offset``.
 
     Returns:
         ``[B, C]`` in x's dtype; sums in fp32, in a fixed order.
@@ -52,26 +46,23 @@ def norm_pool(
     for name, vector in (("weight", weight), ("bias", bias), ("offset", offset)):
         if vector is not None and tuple(vector.shape) != (C,):
             raise ValueError(f"{name} must be [{C}], got {tuple(vector.shape)}")
-    check_slices(partials, partials_bias, x)
     chosen = choose_impl(
         impl,
         "norm_pool",
         [
             why_not_triton(x.device, x.dtype),
-            why_no_gradient(x, weight, bias, offset, partials),
+            why_no_gradient(x, weight, bias, offset),
             f"{C} channels exceed {MAX_CHANNELS}" if C > MAX_CHANNELS else None,
         ],
     )
     if chosen == "reference":
-        if partials is not None:
-            add_split_k_ref(partials, x, partials_bias, "none", None, None, eps)
         compute = torch.promote_types(x.dtype, torch.float32)
         y = x.to(compute) if offset is None else x.to(compute) + offset.to(compute)
         y = F.layer_norm(y, (C,), weight.to(compute), bias.to(compute), eps)
         return y.mean(dim=(1, 2)).to(x.dtype)
     from fastswin.ops.pool.forward import norm_pool_fwd
 
-    return norm_pool_fwd(x, weight, bias, eps, offset, pdl, partials, partials_bias)
+    return norm_pool_fwd(x, weight, bias, eps, offset, pdl)
 
 
 def norm_pool_head(

@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
-from fastswin._triton.math import join_slices
+from fastswin._triton.launch import on_grid
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 
@@ -26,29 +26,18 @@ TILE_ELEMENTS = 4096
 def _norm_sum_kernel(
     x_ptr, offset_ptr, partial_ptr, T, splits, eps,
     C: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr, HAS_OFFSET: tl.constexpr,
-    PDL: tl.constexpr = False, product_ptr=None, product_bias_ptr=None, size=0,
-    SPLITS: tl.constexpr = 0, HAS_PRODUCT_BIAS: tl.constexpr = False,
+    PDL: tl.constexpr = False,
 ):  # fmt: skip
-    """One program per (image, split): sum of BLOCK_T normalised rows.
-
-    A row has one reader, so the SPLITS slices of a product (ops/split_k) are added in place.
-    """
+    """One program per (image, split): sum of BLOCK_T normalised rows."""
     launch_dependents(PDL)
     pid = tl.program_id(0)
     image = (pid // splits).to(tl.int64)
     token = pid % splits * BLOCK_T + tl.arange(0, BLOCK_T)
     channel = tl.arange(0, BLOCK_C)
     valid = (token < T)[:, None] & (channel < C)[None, :]
-    first = image * T * C + token[:, None] * C + channel[None, :]
-    at = x_ptr + first
+    at = x_ptr + (image * T * C + token[:, None] * C + channel[None, :])
     wait_for_previous(PDL)
     x = tl.load(at, mask=valid, other=0.0).to(tl.float32)
-    if SPLITS > 0:
-        x += join_slices(product_ptr, product_bias_ptr, first, size, channel[None, :], valid,
-                         SPLITS, HAS_PRODUCT_BIAS)  # fmt: skip
-        stored = x.to(x_ptr.dtype.element_ty)
-        tl.store(at, stored, mask=valid)
-        x = stored.to(tl.float32)
     if HAS_OFFSET:
         x += tl.load(offset_ptr + channel, mask=channel < C, other=0.0).to(tl.float32)[None, :]
     mean = tl.sum(tl.where(valid, x, 0.0), 1) / C
@@ -88,33 +77,27 @@ def norm_pool_fwd(
     eps: float,
     offset: torch.Tensor | None,
     pdl: bool = False,
-    partials: torch.Tensor | None = None,
-    partials_bias: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch on ``x [B, H, W, C]``; see the public function."""
-    x = x if partials is not None else x.contiguous()
+    x = x.contiguous()
     B, H, W, C = x.shape
     out = x.new_empty(B, C)
     if out.numel() == 0:
         return out
     T = H * W
     block_c = next_power_of_2(C)
-    most = TILE_ELEMENTS if partials is None else TILE_ELEMENTS // 4
-    block_t = max(1, min(next_power_of_2(T), most // block_c))
+    block_t = max(1, min(next_power_of_2(T), TILE_ELEMENTS // block_c))
     splits = cdiv(T, block_t)
     block_s = max(16, min(64, next_power_of_2(splits)))
     sums = torch.empty(B * splits, C, device=x.device, dtype=torch.float32)
     options = pdl_options(pdl, device_capability(x.device))
     with on_device(x.device):
-        _norm_sum_kernel[(B * splits,)](
+        on_grid(_norm_sum_kernel, (B * splits,))(
             x, x if offset is None else offset, sums, T, splits, eps,
             C=C, BLOCK_C=block_c, BLOCK_T=block_t, HAS_OFFSET=offset is not None,
-            product_ptr=partials, product_bias_ptr=partials_bias,
-            size=0 if partials is None else x.numel(),
-            SPLITS=0 if partials is None else partials.shape[0],
-            HAS_PRODUCT_BIAS=partials_bias is not None, num_warps=4, **options,
+            num_warps=4, **options,
         )  # fmt: skip
-        _mean_affine_kernel[(B, cdiv(C, 128))](
+        on_grid(_mean_affine_kernel, (B, cdiv(C, 128)))(
             sums, weight, bias, out, T, splits, C=C, BLOCK_C=128, BLOCK_S=block_s,
             num_warps=4, **options,
         )  # fmt: skip

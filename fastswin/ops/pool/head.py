@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 
@@ -85,7 +86,7 @@ def norm_pool_head_fwd(
     block_c = next_power_of_2(C)
     block_t = max(1, min(next_power_of_2(H * W), TILE_ELEMENTS // block_c))
     with on_device(x.device):
-        _norm_pool_head_kernel[(B, cdiv(N, BLOCK_N))](
+        on_grid(_norm_pool_head_kernel, (B, cdiv(N, BLOCK_N)))(
             x, x if offset is None else offset, weight, bias, head_weight.contiguous(),
             bias if head_bias is None else head_bias, out, H * W, N, eps,
             C=C, BLOCK_C=block_c, BLOCK_T=block_t, BLOCK_N=BLOCK_N, HAS_OFFSET=offset is not None,

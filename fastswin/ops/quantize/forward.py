@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.math import inverse_step, round_to_8_bits
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
@@ -95,7 +96,7 @@ def quantize_fwd(
     if x.numel():
         C, parts = x.shape[-1], scale.numel()
         with on_device(x.device):
-            _quantize_kernel[(cdiv(x.numel(), BLOCK),)](
+            on_grid(_quantize_kernel, (cdiv(x.numel(), BLOCK),))(
                 x, scale.contiguous(), target, x.numel(), C, C // parts, BLOCK=BLOCK,
                 ONE_STEP=parts == 1, num_warps=4, **pdl_options(pdl, device_capability(x.device)),
             )  # fmt: skip
@@ -115,7 +116,7 @@ def quantize_per_token_fwd(
     block_c = next_power_of_2(C)
     block_m = max(1, min(16, BLOCK // block_c))
     with on_device(x.device):
-        _quantize_per_token_kernel[(cdiv(x.numel() // C, block_m),)](
+        on_grid(_quantize_per_token_kernel, (cdiv(x.numel() // C, block_m),))(
             x, out, row_scale, x.numel() // C, C, BLOCK_M=block_m, BLOCK_C=block_c,
             LARGEST=LARGEST[dtype], SMALLEST=SMALLEST_STEP, num_warps=4,
             **pdl_options(pdl, device_capability(x.device)),

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.math import (
     gelu,
     gelu_to_8_bits,
@@ -276,12 +277,12 @@ def quantized_linear_fwd(
             programs = tiles
             if config.persistent:
                 programs = min(tiles, config.persistent * multiprocessors)
-            _quantized_linear_tma_kernel[(programs,)](
+            on_grid(_quantized_linear_tma_kernel, (programs,))(
                 *operands, weight, *pointers, target, M, N, K, **constants,
                 PERSISTENT=config.persistent > 0,
             )  # fmt: skip
         else:
-            _quantized_linear_kernel[(tiles,)](
+            on_grid(_quantized_linear_kernel, (tiles,))(
                 x, weight, *pointers, M, N, K, **constants, EVEN_K=K % config.block_k == 0
             )
     return out

@@ -15,6 +15,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.math import centre_rows, gelu_to_8_bits, inverse_step, rows_to_8_bits
 from fastswin._triton.tiles import cdiv, split_columns
 from fastswin.ops.quantized_mlp.config import QuantizedMlpConfig, default_quantized_mlp_config
@@ -144,7 +145,7 @@ def quantized_mlp_fwd(
         fc1 = tuple(TensorDescriptor.from_tensor(fc1_weight, [config.block_h, c]) for c in parts)
         fc2 = tuple(TensorDescriptor.from_tensor(fc2_weight, [c, config.block_h]) for c in parts)
     with on_device(x.device):
-        _quantized_mlp_kernel[(cdiv(M, config.block_m),)](
+        on_grid(_quantized_mlp_kernel, (cdiv(M, config.block_m),))(
             x, offset, fc1_weight, *fc1, fc1_scale, fc1_bias, fc2_weight, *fc2, fc2_scale,
             fc2_bias, input_scale, hidden_scale, out, M, eps, CA=CA, CB=CB, HIDDEN=hidden,
             BLOCK_M=config.block_m, BLOCK_H=config.block_h, TMA=config.tma,

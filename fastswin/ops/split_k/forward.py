@@ -21,6 +21,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.math import (
     inverse_step,
     join_slices,
@@ -174,7 +175,7 @@ def split_k_linear_fwd(
     depth = MIN_DOT if scale is None else MIN_DOT_8_BITS
     grid = (cdiv(M, config.block_m) * cdiv(N, config.block_n), config.splits)
     with on_device(x.device):
-        _split_k_linear_kernel[grid](
+        on_grid(_split_k_linear_kernel, grid)(
             x, weight, out, M, N=N, K=K, KA=columns[0], KB=columns[1],
             PA=max(columns[0], depth), PB=max(columns[1], depth), BLOCK_M=config.block_m,
             BLOCK_N=config.block_n, scale_ptr=scale, num_warps=config.num_warps,
@@ -204,7 +205,7 @@ def add_split_k_fwd(
     columns = split_columns(C) or (next_power_of_2(C), 0)
     block_m = join_rows(M, C, multiprocessor_count(stream.device))
     with on_device(stream.device):
-        _add_split_k_kernel[(cdiv(M, block_m),)](
+        on_grid(_add_split_k_kernel, (cdiv(M, block_m),))(
             partials, stream, stream if bias is None else bias,
             stream if norm_weight is None else norm_weight,
             stream if norm_bias is None else norm_bias,
