@@ -63,6 +63,15 @@ def why_not_half(dtype: torch.dtype) -> str | None:
     return f"{str(dtype).removeprefix('torch.')} products are faster and closer in the library"
 
 
+def why_no_tensor_cores(device: torch.device, dtype: torch.dtype, fp32_form: bool) -> str | None:
+    """Reason against a product of tensor cores; ``fp32_form`` says that fp32 may be cut to TF32."""
+    if dtype != torch.float32 or not fp32_form:
+        return why_not_half(dtype)
+    if device.type == "cuda" and capability(device.index or 0) < (8, 0):
+        return "TF32 needs compute capability 8.0"
+    return None
+
+
 def why_no_gradient(*tensors: torch.Tensor | None) -> str | None:
     """Reason against a kernel without a backward: a gradient is needed. None where it is not."""
     needed = torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)

@@ -46,6 +46,21 @@ def gelu(x):
 
 
 @triton.jit
+def gelu_erf(x):
+    """Erf GELU of fp32 values to fp32 rounding, as PyTorch computes it."""
+    return x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))
+
+
+@triton.jit
+def nearest_tf32(x):
+    """fp32 numbers whose upper 19 bits, all that tensor cores read in TF32, are the nearest.
+
+    They cut the lower 13 bits off, which loses twice as much on average and always towards 0.
+    """
+    return (x.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def scaled_gelu(x, factor):
     """``gelu(x) * factor`` with one multiplication less, for results that are stored in steps."""
     t = _fitted_tanh(x, x * x)

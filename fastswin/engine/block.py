@@ -41,6 +41,9 @@ class BlockForward:
         self.config, self.weights, self.precision, self.ops = config, weights, precision, ops
         self.eps = config.layer_norm_eps
         self.resample_eps = config.resample_eps
+        form = precision.input_precision
+        #: what our products are told beside their operands: nothing in half precision
+        self.wide_products: dict[str, Any] = {} if form is None else {"input_precision": form}
 
     def attention_half(
         self,
@@ -117,7 +120,7 @@ class BlockForward:
             self.join(x, unjoined, stage)
             return self.ops.linear(
                 x, block.qkv.weight, block.qkv.bias, layer_norm_eps=self.eps, offset=offset,
-                impl="triton", config=tiles, pdl=stage.pdl,
+                impl="triton", config=tiles, pdl=stage.pdl, **self.wide_products,
             )  # fmt: skip
         h = x
         if isinstance(unjoined, NormedRows):
@@ -234,7 +237,7 @@ class BlockForward:
                 norm_weight=None if norm is None else norm.weight,
                 norm_bias=None if norm is None else norm.bias,
                 offset=offsets.norm2, eps=self.eps, out=x, impl="triton",
-                config=stage.launch.get("mlp"), pdl=stage.pdl,
+                config=stage.launch.get("mlp"), pdl=stage.pdl, **self.wide_products,
             )  # fmt: skip
             return None
         h = self.hidden(x, block, stage, offsets, stats)
@@ -307,10 +310,11 @@ class BlockForward:
             h = self.ops.layer_norm(
                 x, eps=self.eps, offset=offset, impl=implementation_of(stage.mlp), pdl=stage.pdl
             )
-        if self.precision.half and stage.mlp in ("library", "rows", "fused", "split-k"):
+        ours = self.precision.half or self.wide_products
+        if ours and stage.mlp in ("library", "rows", "fused", "split-k"):
             return self.ops.linear(
                 h, fc1.weight, fc1.bias, activation="gelu", impl="triton", config=tiles,
-                pdl=stage.pdl,
+                pdl=stage.pdl, **self.wide_products,
             )  # fmt: skip
         return F.gelu(F.linear(h, fc1.weight, fc1.library_bias))
 

@@ -88,7 +88,7 @@ def build_forward(
         ranges = find_calibration(source, model, calibration, precision.name)
         weights = prepare_quantized(model, ranges, device, precision.dtype)
     else:
-        weights = prepare(model, device, precision.dtype)
+        weights = prepare(model, device, precision.dtype, tf32=precision.tf32)
     if device.type == "cuda":
         torch.cuda.synchronize(device)  # other streams read the old weights, or these
     made = QuantizedForward if ranges is not None else Forward

@@ -21,7 +21,8 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
            "split-k"  our LayerNorm (in fc1 where its tiles say so), our fc1 with GELU, fc2 cut
                       along K: few rows
            "rows"     as "library", fc2 in one kernel with residual and the next block's LayerNorm
-        "unfused"  the same with fc1 by the library and GELU apart: where a table says so
+        "unfused"  the same with fc1 by the library and GELU apart: where a table says so, and in
+                   tf32 (tf32.py)
     merge  "fused"    2x2 gather, LayerNorm and GEMM in one kernel: never by itself
            "triton"   2x2 gather (+ LayerNorm) kernel, then the library's GEMM
            "tiled"    the same with our GEMM: small batches (small_batch.ONE_SHOT_TILES)
@@ -62,6 +63,7 @@ from fastswin.engine.small_batch import (
     second_norm,
     small_stage,
 )
+from fastswin.engine.tf32 import TF32_PRODUCTS, choose_tf32_products
 from fastswin.engine.tuned import (
     attention_kernel,
     stage_kernels,
@@ -264,6 +266,11 @@ def _plan_stage(
                 multiprocessor_count(device),
             )  # fmt: skip
         launch |= _tuned_launch(config, stage, max(batch, 1), image_size, precision, choice, table)
+        if precision.tf32:
+            choose_tf32_products(
+                TF32_PRODUCTS, choice, reasons, launch, version=config.version, M=M, C=C,
+                hidden=config.hidden_dim(stage), device=device,
+            )  # fmt: skip
         if precision.half:
             choose_fused_attention(
                 fused_attention, choice, reasons, launch, version=config.version, C=C,

@@ -20,7 +20,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Literal
 
 import torch
 
@@ -50,6 +50,11 @@ class Precision:
         if not self.quantized:
             return self
         return next(p for p in PRECISIONS.values() if p.dtype == self.dtype)
+
+    @property
+    def input_precision(self) -> Literal["tf32"] | None:
+        """How our products take fp32 operands; None where they are half or the library's."""
+        return "tf32" if self.tf32 else None
 
     @property
     def half(self) -> bool:

@@ -11,7 +11,7 @@ from fastswin._triton.available import (
     Impl,
     choose_impl,
     why_no_gradient,
-    why_not_half,
+    why_no_tensor_cores,
     why_not_triton,
 )
 from fastswin.ops.hopper_gemm.config import (
@@ -33,6 +33,10 @@ from fastswin.ops.linear.stats import check_stats, write_stats_ref
 
 Activation = Literal["gelu"]
 
+#: How fp32 operands enter tensor cores: cut to TF32, or as the sum of two such parts, which keeps
+#: fp32's precision at three products.
+InputPrecision = Literal["tf32", "tf32x3"]
+
 #: Kernels of a product without LayerNorm.
 PlainConfig = LinearConfig | HopperGemmConfig
 
@@ -53,6 +57,7 @@ def linear(
     impl: Impl = "auto",
     config: PlainConfig | NormLinearConfig | None = None,
     pdl: bool = False,
+    input_precision: InputPrecision | None = None,
 ) -> torch.Tensor:
     """``residual + activation(norm(x) @ weight.T + bias)`` in one kernel.
 
@@ -80,6 +85,8 @@ def linear(
             heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
             ``weight``, ``bias``, ``offset`` or ``weight_sums``.
+        input_precision: how fp32 operands enter tensor cores, "tf32" or "tf32x3"; None leaves
+            fp32 to the library, whose own switches also decide for the reference.
 
     Returns:
         ``[..., N]`` in x's dtype; products accumulate in fp32.
@@ -92,6 +99,10 @@ def linear(
         raise ValueError(f"x must end in weight's {K} input channels, got {tuple(x.shape)}")
     if bias is not None and tuple(bias.shape) != (N,):
         raise ValueError(f"bias must be [{N}], got {tuple(bias.shape)}")
+    if input_precision not in (None, *get_args(InputPrecision)):
+        raise ValueError(
+            f"input_precision must be None, 'tf32' or 'tf32x3', got {input_precision!r}"
+        )
     if activation not in (None, "gelu"):
         raise ValueError(f"activation must be None or 'gelu', got {activation!r}")
     shape = (*x.shape[:-1], N)
@@ -114,7 +125,7 @@ def linear(
         "linear",
         [
             why_not_triton(x.device, x.dtype),
-            why_not_half(x.dtype),
+            why_no_tensor_cores(x.device, x.dtype, input_precision is not None),
             why_no_gradient(x, weight, bias, residual, offset),
             _why_not_config(x, N, K, layer_norm_eps, residual, config),
             f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
@@ -128,6 +139,8 @@ def linear(
         return y
     from fastswin.ops.linear import forward, one_shot
 
+    fp32_form = input_precision if x.dtype == torch.float32 else None
+
     if isinstance(config, OneShotConfig):
         return one_shot.one_shot_linear_fwd(
             x, weight, bias, activation, layer_norm_eps, offset, residual, out, config, pdl,
@@ -138,9 +151,10 @@ def linear(
         assert not isinstance(config, GemmConfig | HopperGemmConfig)
         # its weights come after the wait: launched ahead it is 0.5 to 1.6 us slower
         return forward.layer_norm_linear_fwd(
-            x, weight, bias, activation, layer_norm_eps, offset, out, config
-        )
-    return forward.linear_fwd(x, weight, bias, activation, residual, out, config, pdl)
+            x, weight, bias, activation, layer_norm_eps, offset, out, config,
+            input_precision=fp32_form,
+        )  # fmt: skip
+    return forward.linear_fwd(x, weight, bias, activation, residual, out, config, pdl, fp32_form)
 
 
 def _why_not_config(
@@ -152,6 +166,8 @@ def _why_not_config(
     config: PlainConfig | NormLinearConfig | None,
 ) -> str | None:
     if isinstance(config, OneShotConfig):
+        if x.dtype == torch.float32:
+            return "one-shot products hold half-precision operands"
         return why_no_one_shot(x.device) or one_shot_blocker(K)
     if isinstance(config, HopperGemmConfig):
         if residual is not None:

@@ -130,6 +130,31 @@ def default_layer_norm_linear_config(
     return LayerNormLinearConfig(block_m, block_n, splits, num_warps, num_stages=stages)
 
 
+def default_tf32_config(
+    M: int, N: int, K: int, multiprocessors: int, capability: tuple[int, int]
+) -> GemmConfig:
+    """Heuristic for fp32 operands: a stage of 128 x 128 x 32 takes 32 KiB, two programs 192."""
+    tma = capability[0] in (9, 10) and K % 4 == 0
+    if cdiv(M, 128) * cdiv(N, 128) >= multiprocessors:
+        if tma:
+            return GemmConfig(128, 128, 32, num_warps=4, num_stages=3, tma=True)
+        return GemmConfig(128, 64, 32, num_warps=4, num_stages=3)
+    if cdiv(M, 64) * cdiv(N, 64) >= multiprocessors // 2:
+        return GemmConfig(64, 64, 32, 4, 4 if tma else 3, tma)
+    return GemmConfig(64 if M > 32 else MIN_DOT, 32, 32, 4, 4 if tma else 3, tma)
+
+
+def default_tf32_layer_norm_config(
+    M: int, N: int, K: int, multiprocessors: int, capability: tuple[int, int]
+) -> LayerNormLinearConfig | None:
+    """Heuristic for fp32 operands; None as above. Rows are halved until theirs fit."""
+    if layer_norm_linear_blocker(K) is not None:
+        return None
+    block_m = 64 if K <= 192 else MIN_DOT
+    splits = min(cdiv(N, 32), max(1, cdiv(2 * multiprocessors, cdiv(M, block_m))))
+    return LayerNormLinearConfig(block_m, 32, splits, num_warps=4, num_stages=2)
+
+
 def layer_norm_linear_blocker(K: int) -> str | None:
     """Reason why ``K`` input channels cannot stay on chip, None where they can."""
     if K > MAX_LAYER_NORM_K:

@@ -19,7 +19,7 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
 from fastswin._triton.launch import on_grid
-from fastswin._triton.math import gelu, normalize_rows
+from fastswin._triton.math import gelu, gelu_erf, nearest_tf32, normalize_rows
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, split_columns
 from fastswin.ops.hopper_gemm.config import HopperGemmConfig, measured_config
@@ -28,6 +28,8 @@ from fastswin.ops.linear.config import (
     LayerNormLinearConfig,
     default_gemm_config,
     default_layer_norm_linear_config,
+    default_tf32_config,
+    default_tf32_layer_norm_config,
 )
 from fastswin.ops.linear.operands import prepare_operands
 
@@ -40,6 +42,7 @@ def _store_tile(
     acc, bias_ptr, residual_ptr, out_ptr, tile_m, tile_n, M, N,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr,
     HAS_BIAS: tl.constexpr, GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
+    PRECISION: tl.constexpr,
 ):  # fmt: skip
     """Epilogue: bias, GELU, residual, one store of ``[BLOCK_M, BLOCK_N]``."""
     row = tl.arange(0, BLOCK_M)
@@ -48,7 +51,7 @@ def _store_tile(
     if HAS_BIAS:
         acc += tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
     if GELU:
-        acc = gelu(acc)
+        acc = gelu_erf(acc) if PRECISION == "tf32x3" else gelu(acc)
     base = tile_m.to(tl.int64) * BLOCK_M * N
     at = row[:, None] * N + col[None, :]
     if HAS_RESIDUAL:
@@ -61,7 +64,7 @@ def _linear_fwd_kernel(
     x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, M, N, K,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, EVEN_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
-    NUM_STAGES: tl.constexpr, PDL: tl.constexpr = False,
+    NUM_STAGES: tl.constexpr, PDL: tl.constexpr = False, PRECISION: tl.constexpr = "tf32",
 ):  # fmt: skip
     """One program per output tile, operands by pointers; columns fastest."""
     launch_dependents(PDL)
@@ -85,10 +88,10 @@ def _linear_fwd_kernel(
             k_valid = (start + k < K)[None, :]
             x = tl.load(x_at + start, mask=rows_valid & k_valid, other=0.0)
             w = tl.load(weight_at + start, mask=cols_valid & k_valid, other=0.0)
-        acc = tl.dot(x, tl.trans(w), acc)
+        acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
     _store_tile(
         acc, bias_ptr, residual_ptr, out_ptr, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N,
-        HAS_BIAS, GELU, HAS_RESIDUAL,
+        HAS_BIAS, GELU, HAS_RESIDUAL, PRECISION,
     )  # fmt: skip
 
 
@@ -98,6 +101,7 @@ def _linear_fwd_tma_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     HAS_BIAS: tl.constexpr, GELU: tl.constexpr, HAS_RESIDUAL: tl.constexpr,
     NUM_STAGES: tl.constexpr, PERSISTENT: tl.constexpr, PDL: tl.constexpr = False,
+    PRECISION: tl.constexpr = "tf32",
 ):  # fmt: skip
     """As above, operands by the tensor copy engine; PERSISTENT programs walk over tiles."""
     launch_dependents(PDL)
@@ -112,10 +116,10 @@ def _linear_fwd_tma_kernel(
             for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
                 x = x_desc.load([tile_m * BLOCK_M, start])
                 w = weight_desc.load([tile_n * BLOCK_N, start])
-                acc = tl.dot(x, w.T, acc)
+                acc = tl.dot(x, w.T, acc, input_precision=PRECISION)
             _store_tile(
                 acc, bias_ptr, residual_ptr, out_ptr, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N,
-                HAS_BIAS, GELU, HAS_RESIDUAL,
+                HAS_BIAS, GELU, HAS_RESIDUAL, PRECISION,
             )  # fmt: skip
     else:
         tile_m = tl.program_id(0) // tiles_n
@@ -124,10 +128,10 @@ def _linear_fwd_tma_kernel(
         for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
             x = x_desc.load([tile_m * BLOCK_M, start])
             w = weight_desc.load([tile_n * BLOCK_N, start])
-            acc = tl.dot(x, w.T, acc)
+            acc = tl.dot(x, w.T, acc, input_precision=PRECISION)
         _store_tile(
             acc, bias_ptr, residual_ptr, out_ptr, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N,
-            HAS_BIAS, GELU, HAS_RESIDUAL,
+            HAS_BIAS, GELU, HAS_RESIDUAL, PRECISION,
         )  # fmt: skip
 
 
@@ -137,7 +141,7 @@ def _layer_norm_linear_fwd_kernel(
     N: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, COLUMN_SPLITS: tl.constexpr,
     HAS_BIAS: tl.constexpr, HAS_OFFSET: tl.constexpr, GELU: tl.constexpr,
-    NUM_STAGES: tl.constexpr, PDL: tl.constexpr = False,
+    NUM_STAGES: tl.constexpr, PDL: tl.constexpr = False, PRECISION: tl.constexpr = "tf32",
 ):  # fmt: skip
     """x-stationary: one program keeps LN(x) ``[BLOCK_M, KA + KB]`` and walks over columns."""
     launch_dependents(PDL)
@@ -164,20 +168,23 @@ def _layer_norm_linear_fwd_kernel(
         if KB > 0:
             b += tl.load(offset_ptr + kb).to(tl.float32)[None, :]
     a, b = normalize_rows(a, b, K, KB, eps)
+    if dtype == tl.float32 and PRECISION == "tf32":
+        a = nearest_tf32(a)
+        b = nearest_tf32(b)
     a = a.to(dtype)
     b = b.to(dtype)
     for step in tl.range(0, steps_each, num_stages=NUM_STAGES):
         col = (split * steps_each + step) * BLOCK_N + tl.arange(0, BLOCK_N)
         cols_valid = (col < N)[:, None]
         w = tl.load(weight_ptr + col[:, None] * K + ka[None, :], mask=cols_valid, other=0.0)
-        acc = tl.dot(a, tl.trans(w))
+        acc = tl.dot(a, tl.trans(w), input_precision=PRECISION)
         if KB > 0:
             w = tl.load(weight_ptr + col[:, None] * K + kb[None, :], mask=cols_valid, other=0.0)
-            acc = tl.dot(b, tl.trans(w), acc)
+            acc = tl.dot(b, tl.trans(w), acc, input_precision=PRECISION)
         if HAS_BIAS:
             acc += tl.load(bias_ptr + col, mask=col < N, other=0.0).to(tl.float32)[None, :]
         if GELU:
-            acc = gelu(acc)
+            acc = gelu_erf(acc) if PRECISION == "tf32x3" else gelu(acc)
         keep = valid & (col < N)[None, :]
         at = out_ptr + row[:, None] * N + col[None, :]
         tl.store(at, acc.to(out_ptr.dtype.element_ty), mask=keep)
@@ -192,6 +199,7 @@ def linear_fwd(
     out: torch.Tensor | None,
     config: GemmConfig | HopperGemmConfig | None = None,
     pdl: bool = False,
+    input_precision: str | None = None,
 ) -> torch.Tensor:
     """Launch the tiled GEMM on ``x [..., K]``; see the public function."""
     from triton.tools.tensor_descriptor import TensorDescriptor
@@ -213,12 +221,14 @@ def linear_fwd(
             return out
         config = None
     if config is None:
-        config = default_gemm_config(M, N, K, multiprocessors, device_capability(x.device))
+        heuristic = default_gemm_config if input_precision is None else default_tf32_config
+        config = heuristic(M, N, K, multiprocessors, device_capability(x.device))
     tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
     constants = {
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
         "HAS_BIAS": bias is not None, "GELU": activation == "gelu",
         "HAS_RESIDUAL": residual is not None, "NUM_STAGES": config.num_stages,
+        "PRECISION": input_precision or "tf32",
         "num_warps": config.num_warps, **pdl_options(pdl, device_capability(x.device)),
     }  # fmt: skip
     pointers = given.pointers("bias", "residual", "out")
@@ -252,6 +262,7 @@ def layer_norm_linear_fwd(
     out: torch.Tensor | None,
     config: LayerNormLinearConfig | None = None,
     pdl: bool = False,
+    input_precision: str | None = None,
 ) -> torch.Tensor:
     """Launch the x-stationary kernel on ``x [..., K]``; see the public function."""
     given = prepare_operands(x, weight, bias, offset, None, out)
@@ -259,9 +270,12 @@ def layer_norm_linear_fwd(
     if out.numel() == 0:
         return out
     if config is None:
-        config = default_layer_norm_linear_config(
-            M, N, K, multiprocessor_count(x.device), device_capability(x.device)
+        heuristic = (
+            default_layer_norm_linear_config
+            if input_precision is None
+            else default_tf32_layer_norm_config
         )
+        config = heuristic(M, N, K, multiprocessor_count(x.device), device_capability(x.device))
     columns = split_columns(K)
     assert config is not None  # layer_norm_linear_blocker was asked before
     assert columns is not None
@@ -272,6 +286,7 @@ def layer_norm_linear_fwd(
             N=N, KA=columns[0], KB=columns[1], BLOCK_M=config.block_m, BLOCK_N=config.block_n,
             COLUMN_SPLITS=config.column_splits, HAS_BIAS=bias is not None,
             HAS_OFFSET=offset is not None, GELU=activation == "gelu", NUM_STAGES=config.num_stages,
-            num_warps=config.num_warps, **pdl_options(pdl, device_capability(x.device)),
+            PRECISION=input_precision or "tf32", num_warps=config.num_warps,
+            **pdl_options(pdl, device_capability(x.device)),
         )  # fmt: skip
     return out

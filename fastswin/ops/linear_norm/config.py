@@ -18,8 +18,13 @@ MAX_PARTS, MAX_WIDTH = 4, 256
 #: Fewest stages of the pipeline: Triton 3.6 raced shared operands of loops without one.
 MIN_STAGES = 2
 
-#: Sums that a thread may hold: three quarters of 255 registers, or of 128 of 16 warps.
-MAX_SUMS = {4: 192, 8: 192, 16: 96}
+#: Sums that a thread may hold, by warps: half of 255 registers, or three quarters of 128, where up
+#: to 168 bytes are spilled. 192 spilled 300 to 500 bytes on compute capability 9.0.
+MAX_SUMS = {4: 128, 8: 128, 16: 96}
+
+#: The same for the heuristic, without spills: from 9.0 on, where operands are multiplied from
+#: shared memory, and below, where they lie in registers too.
+DEFAULT_SUMS, DEFAULT_SUMS_BELOW = {4: 128, 8: 128, 16: 64}, {4: 64, 8: 64, 16: 32}
 
 #: Shared memory of a program that a generation allows, bytes, by compute capability; what is not
 #: listed counts as the smallest.
@@ -66,11 +71,12 @@ def default_linear_norm_config(
     if width is None:
         return None
     tma = capability >= (9, 0) and K * itemsize % 16 == 0
+    most = DEFAULT_SUMS if capability >= (9, 0) else DEFAULT_SUMS_BELOW
     rows = (64, 32, 16) if M > 2048 else (16,)
     for block_m in rows:
         for block_k in (128 // itemsize, 64 // itemsize, MIN_DOT_8_BITS if itemsize == 1 else 16):
             for stages in (3, 2):
-                for warps in (4, 8, 16):
+                for warps in (w for w in most if block_m * C <= 32 * w * most[w]):
                     config = LinearNormConfig(block_m, width, block_k, warps, stages, tma)
                     if linear_norm_blocker(C, K, itemsize, capability, config) is None:
                         return config

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 import torch
 import torch.nn.functional as F
 
@@ -9,7 +11,7 @@ from fastswin._triton.available import (
     Impl,
     choose_impl,
     why_no_gradient,
-    why_not_half,
+    why_no_tensor_cores,
     why_not_triton,
 )
 from fastswin.ops.mlp.config import MlpConfig, mlp_blocker
@@ -33,6 +35,7 @@ def mlp(
     impl: Impl = "auto",
     config: MlpConfig | None = None,
     pdl: bool = False,
+    input_precision: Literal["tf32"] | None = None,
 ) -> torch.Tensor:
     """The MLP half of a block, LayerNorm and residual included.
 
@@ -51,6 +54,8 @@ def mlp(
         config: tiles of the kernel; None takes the heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes a
             weight.
+        input_precision: "tf32" cuts fp32 operands to TF32; None leaves fp32 to the library, whose
+            own switches also decide for the reference.
 
     Returns:
         ``[..., C]`` in x's dtype.
@@ -73,6 +78,8 @@ def mlp(
     for name, (tensor, shape) in expected.items():
         if tensor is not None and tuple(tensor.shape) != shape:
             raise ValueError(f"{name} must be {shape}, got {tuple(tensor.shape)}")
+    if input_precision not in (None, "tf32"):
+        raise ValueError(f"input_precision must be None or 'tf32', got {input_precision!r}")
     if (norm_weight is None) != (norm_bias is None):
         raise ValueError("give norm_weight and norm_bias together or not at all")
     chosen = choose_impl(
@@ -80,7 +87,7 @@ def mlp(
         "mlp",
         [
             why_not_triton(x.device, x.dtype),
-            why_not_half(x.dtype),
+            why_no_tensor_cores(x.device, x.dtype, input_precision is not None),
             why_no_gradient(
                 x, fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias, offset
             ),

@@ -47,6 +47,13 @@ def default_mlp_config(C: int, capability: tuple[int, int]) -> MlpConfig:
     return MlpConfig(64, 64, num_warps=4, num_stages=2, tma=True)
 
 
+def default_tf32_mlp_config(C: int, capability: tuple[int, int]) -> MlpConfig:
+    """Heuristic for fp32 operands: two stages of weights take 512 C bytes a hidden step of 32."""
+    if capability[0] not in (9, 10):
+        return MlpConfig(64, 32 if C <= 64 else 16, num_warps=4, num_stages=2)
+    return MlpConfig(64, 32, num_warps=4, num_stages=2, tma=True)
+
+
 def mlp_blocker(C: int, hidden: int, block_h: int) -> str | None:
     """Reason why one kernel cannot hold this MLP, None where it can."""
     if C > MAX_CHANNELS:

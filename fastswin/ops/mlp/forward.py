@@ -16,10 +16,10 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
-from fastswin._triton.math import gelu, normalize_rows
+from fastswin._triton.math import gelu, nearest_tf32, normalize_rows
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, split_columns
-from fastswin.ops.mlp.config import MlpConfig, default_mlp_config
+from fastswin.ops.mlp.config import MlpConfig, default_mlp_config, default_tf32_mlp_config
 
 
 @triton.jit
@@ -66,6 +66,9 @@ def _mlp_fwd_kernel(
     nb = xb
     if not POST_NORM:
         na, nb = normalize_rows(xa, xb, C, CB, eps)
+    if dtype == tl.float32:  # products of fp32 numbers are TF32's
+        na = nearest_tf32(na)
+        nb = nearest_tf32(nb)
     na = na.to(dtype)
     nb = nb.to(dtype)
     # the fc2 bias (and, norm first, the residual) is where the accumulator starts
@@ -80,18 +83,21 @@ def _mlp_fwd_kernel(
             acc_b += xb
     for start in tl.range(0, HIDDEN, BLOCK_H, num_stages=NUM_STAGES):
         w = _tile(fc1_ptr, fc1_a_desc, start, 0, C, BLOCK_H, CA, TMA)
-        h = tl.dot(na, w)
+        h = tl.dot(na, w, input_precision="tf32")
         if CB > 0:
             w = _tile(fc1_ptr, fc1_b_desc, start, CA, C, BLOCK_H, CB, TMA)
-            h = tl.dot(nb, w, h)
+            h = tl.dot(nb, w, h, input_precision="tf32")
         unit = start + tl.arange(0, BLOCK_H)
         h += tl.load(fc1_bias_ptr + unit).to(tl.float32)[None, :]
-        h = gelu(h).to(dtype)
+        h = gelu(h)
+        if dtype == tl.float32:
+            h = nearest_tf32(h)
+        h = h.to(dtype)
         w = _tile(fc2_ptr, fc2_a_desc, 0, start, HIDDEN, CA, BLOCK_H, TMA)
-        acc_a = tl.dot(h, w, acc_a)
+        acc_a = tl.dot(h, w, acc_a, input_precision="tf32")
         if CB > 0:
             w = _tile(fc2_ptr, fc2_b_desc, CA, start, HIDDEN, CB, BLOCK_H, TMA)
-            acc_b = tl.dot(h, w, acc_b)
+            acc_b = tl.dot(h, w, acc_b, input_precision="tf32")
     if POST_NORM:
         acc_a, acc_b = normalize_rows(acc_a, acc_b, C, CB, eps)
         acc_a = acc_a * tl.load(norm_weight_ptr + ca).to(tl.float32)[None, :]
@@ -136,7 +142,9 @@ def mlp_fwd(
     C, hidden = x.shape[-1], fc1_weight.shape[0]
     M = x.numel() // C
     if config is None:
-        config = default_mlp_config(C, device_capability(x.device))
+        wide = x.dtype == torch.float32
+        heuristic = default_tf32_mlp_config if wide else default_mlp_config
+        config = heuristic(C, device_capability(x.device))
     columns = split_columns(C)
     assert columns is not None  # mlp_blocker was asked before
     CA, CB = columns

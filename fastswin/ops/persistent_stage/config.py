@@ -12,6 +12,7 @@ import torch
 
 from fastswin._triton.device import device_capability
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns, why_not_dot
+from fastswin.ops.attention_half.config import column_parts
 
 Pair = tuple[int, int]
 
@@ -43,7 +44,7 @@ class PersistentStageConfig:
     fc1: Pair = (32, 128)
     fc2: Pair = (32, 128)
     splits: int = 4
-    num_warps: int = 8
+    num_warps: int = 4
     prefetch: bool = True
 
 
@@ -117,6 +118,8 @@ def persistent_stage_blocker(
         return f"a map of {H}x{W} is no whole number of {WH}x{WW} windows"
     if C % shape.num_heads or C // shape.num_heads not in HEAD_DIMS:
         return f"{C} channels in {shape.num_heads} heads: head_dim must be one of {HEAD_DIMS}"
+    if column_parts(C) is None:
+        return f"{C} channels are not one or three times a power of two of at least {MIN_DOT}"
     slice_width = shape.hidden // config.splits
     for width in (C, slice_width):
         if split_columns(width) is None:

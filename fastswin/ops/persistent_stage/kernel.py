@@ -6,8 +6,8 @@ Five barriers a block instead of five launches, behind each of which only activa
 Weights come from memory (a Swin's do not survive in L2 between two images), so programs without a
 head to attend ask those of the whole block, and qkv's of the next, into L2.
 
-``ONLY`` restricts a launch to one phase: without barriers (``SYNC``) and of one block it is what the
-interpreter runs, with them and of many blocks it tells how long the phase takes.
+``ONLY`` restricts a launch to one phase: without barriers (``SYNC``) and of one block it is what
+the interpreter runs, with them and of many blocks it tells how long the phase takes.
 """
 
 from __future__ import annotations
@@ -57,21 +57,26 @@ def _persistent_stage_kernel(
     SH: tl.constexpr, SW: tl.constexpr, NP: tl.constexpr, SLICES: tl.constexpr,
     SA: tl.constexpr, SB: tl.constexpr, PROJ_ROWS: tl.constexpr, PROJ_COLUMNS: tl.constexpr,
     FC1_ROWS: tl.constexpr, FC1_COLUMNS: tl.constexpr, FC2_ROWS: tl.constexpr,
-    FC2_COLUMNS: tl.constexpr, NORM_ROWS: tl.constexpr, PROGRAMS: tl.constexpr,
-    PREFETCH: tl.constexpr, ONLY: tl.constexpr, SYNC: tl.constexpr,
+    FC2_COLUMNS: tl.constexpr, WIDTH: tl.constexpr, THREE: tl.constexpr,
+    NORM_ROWS: tl.constexpr, PROGRAMS: tl.constexpr, PREFETCH: tl.constexpr, ONLY: tl.constexpr,
+    SYNC: tl.constexpr,
 ):  # fmt: skip
     """``bias_tables_ptr`` only tells their dtype; ``goal`` counts the arrivals so far."""
     PARTS: tl.constexpr = C // PROJ_COLUMNS
     WINDOWS: tl.constexpr = M // (WH * WW)
     IDLE: tl.constexpr = PROGRAMS - WINDOWS * NH
+    PROJ_FIRST: tl.constexpr = WINDOWS * NH
+    FC1_FIRST: tl.constexpr = PROJ_FIRST + (M + PROJ_ROWS - 1) // PROJ_ROWS * PARTS
+    FC1_TILES: tl.constexpr = (M + FC1_ROWS - 1) // FC1_ROWS * (HIDDEN // FC1_COLUMNS)
+    FC2_FIRST: tl.constexpr = FC1_FIRST + FC1_TILES
     HALF: tl.constexpr = x_ptr.dtype.element_ty
     TABLE: tl.constexpr = bias_tables_ptr.dtype.element_ty
     block = first_block
     goal = 0
     if ONLY == "all" or ONLY == "norm":
         norm_phase(
-            x_ptr, n_ptr, partials_ptr, stats_ptr, counter_ptr, goal, eps, M, C, CA, CB, 0,
-            NORM_ROWS, SYNC,
+            x_ptr, n_ptr, partials_ptr, stats_ptr, counter_ptr, goal, eps, M, WIDTH,
+            THREE, 0, NORM_ROWS, SYNC,
         )  # fmt: skip
         arrive(counter_ptr, SYNC)
         goal += PROGRAMS
@@ -107,7 +112,8 @@ def _persistent_stage_kernel(
         if ONLY == "all" or ONLY == "project":
             project_phase(
                 o_ptr, x_ptr, stats_ptr, typed(proj, HALF), typed(proj_bias, tl.float32),
-                counter_ptr, goal, M, C, CA, CB, PROJ_ROWS, PROJ_COLUMNS, SYNC,
+                counter_ptr, goal, M, C, CA, CB, PROJ_ROWS, PROJ_COLUMNS,
+                PROJ_FIRST, SYNC,
             )  # fmt: skip
             arrive(counter_ptr, SYNC)
             goal += PROGRAMS
@@ -115,14 +121,14 @@ def _persistent_stage_kernel(
             expand_phase(
                 x_ptr, stats_ptr, h_ptr, typed(fc1, HALF), typed(fc1_bias, tl.float32),
                 typed(fc1_sums, tl.float32), counter_ptr, goal, eps, M, C, HIDDEN, CA, CB, PARTS,
-                FC1_ROWS, FC1_COLUMNS, SYNC,
+                FC1_ROWS, FC1_COLUMNS, FC1_FIRST, SYNC,
             )  # fmt: skip
             arrive(counter_ptr, SYNC)
             goal += PROGRAMS
         if ONLY == "all" or ONLY == "shrink":
             shrink_phase(
                 h_ptr, partials_ptr, typed(fc2, HALF), counter_ptr, goal, M, C, HIDDEN, SLICES,
-                SA, SB, FC2_ROWS, FC2_COLUMNS, SYNC,
+                SA, SB, FC2_ROWS, FC2_COLUMNS, FC2_FIRST, SYNC,
             )  # fmt: skip
             arrive(counter_ptr, SYNC)
             goal += PROGRAMS
@@ -133,7 +139,7 @@ def _persistent_stage_kernel(
             shifted = _address(weights_ptr, following, 3).to(tl.int32)
             norm_phase(
                 x_ptr, n_ptr, partials_ptr, typed(fc2_bias, tl.float32), counter_ptr, goal, eps,
-                M, C, CA, CB, SLICES, NORM_ROWS, SYNC,
+                M, WIDTH, THREE, SLICES, NORM_ROWS, SYNC,
             )  # fmt: skip
             arrive(counter_ptr, SYNC)
             goal += PROGRAMS

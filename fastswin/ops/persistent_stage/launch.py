@@ -10,6 +10,7 @@ import torch
 from fastswin._triton.available import interpreting
 from fastswin._triton.device import multiprocessor_count, on_device
 from fastswin._triton.tiles import split_columns
+from fastswin.ops.attention_half.config import column_parts
 from fastswin.ops.persistent_stage.config import (
     PersistentStageConfig,
     StageShape,
@@ -86,6 +87,8 @@ def prepare_launch(
     columns, slices = split_columns(C), split_columns(shape.hidden // config.splits)
     assert columns is not None  # persistent_stage_blocker was asked
     assert slices is not None
+    parts = column_parts(C)
+    assert parts is not None
     wide: dict[str, Any] = {"dtype": torch.float32, "device": x.device}
     n, o = torch.empty_like(x), torch.empty_like(x)
     h = torch.empty(M, shape.hidden, dtype=x.dtype, device=x.device)
@@ -102,6 +105,7 @@ def prepare_launch(
         "SA": slices[0], "SB": slices[1], "PROJ_ROWS": config.proj[0],
         "PROJ_COLUMNS": config.proj[1], "FC1_ROWS": config.fc1[0], "FC1_COLUMNS": config.fc1[1],
         "FC2_ROWS": config.fc2[0], "FC2_COLUMNS": config.fc2[1],
+        "WIDTH": parts[0], "THREE": parts[1] == 3,
         "NORM_ROWS": norm_rows(M, processors), "PROGRAMS": max(work.values()),
         "PREFETCH": config.prefetch and not interpreting(), "num_warps": config.num_warps,
     }  # fmt: skip

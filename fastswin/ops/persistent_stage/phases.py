@@ -13,6 +13,9 @@ Products of few rows are transposed, ``W @ x'``: 64 or 128 output channels are t
 Hopper's tensor cores need, and 16 or 32 rows of x their columns, so that more programs than rows
 allow share the work and each of them waits for few bytes.
 
+A phase with fewer pieces than programs leaves the others idle, whose weights of the next phase can
+come early: it begins at program ``FIRST``, behind the last one that is busy in the phase before.
+
 Phases are called, not inlined: inlined into the loop over blocks, what is the same for the next
 block (addresses, descriptors of shared memory) is kept in registers across it, and 0.8 to 1.8 KB a
 thread are spilled.
@@ -29,14 +32,21 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.grid_barrier import wait
-from fastswin._triton.math import gelu, normalize_rows
-from fastswin.ops.attention_half.tile import attend
+from fastswin._triton.math import gelu
+from fastswin.ops.attention_half.tile import attend, normalize_parts, store_parts
 
 
 @triton.jit
 def typed(address, DTYPE: tl.constexpr):
     """A 16-byte aligned address as a pointer."""
     return tl.multiple_of(address.to(tl.pointer_type(DTYPE)), 16)
+
+
+@triton.jit
+def _own(FIRST: tl.constexpr):
+    """This program's piece of work where program ``FIRST % programs`` has piece 0."""
+    programs = tl.num_programs(0)
+    return (tl.program_id(0) + programs - FIRST % programs) % programs
 
 
 @triton.jit
@@ -148,11 +158,11 @@ def _tile(item, M: tl.constexpr, N: tl.constexpr, ROWS: tl.constexpr, COLUMNS: t
 def project_phase(
     o_ptr, x_ptr, stats_ptr, weight_ptr, bias_ptr, counter_ptr, goal,
     M: tl.constexpr, C: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr, ROWS: tl.constexpr,
-    COLUMNS: tl.constexpr, SYNC: tl.constexpr,
+    COLUMNS: tl.constexpr, FIRST: tl.constexpr, SYNC: tl.constexpr,
 ):  # fmt: skip
     """x's own tile was joined two barriers ago and may be read before this one."""
     tiles_n: tl.constexpr = C // COLUMNS
-    item = tl.program_id(0)
+    item = _own(FIRST)
     active = item < (M + ROWS - 1) // ROWS * tiles_n
     wa, wb = _strip(weight_ptr, item % tiles_n * COLUMNS, 0, active, COLUMNS, C, KA, KB)
     col, row, live = _tile(item, M, C, ROWS, COLUMNS)
@@ -201,11 +211,12 @@ def _statistics(stats_ptr, row, live, eps, M: tl.constexpr, C: tl.constexpr, PAR
 def expand_phase(
     x_ptr, stats_ptr, h_ptr, weight_ptr, bias_ptr, sums_ptr, counter_ptr, goal, eps,
     M: tl.constexpr, C: tl.constexpr, HIDDEN: tl.constexpr, KA: tl.constexpr, KB: tl.constexpr,
-    PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, SYNC: tl.constexpr,
+    PARTS: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr, FIRST: tl.constexpr,
+    SYNC: tl.constexpr,
 ):  # fmt: skip
     """``norm(x) @ W' = rstd * (x @ W' - mean * W.sum(1))``; the sums come with the weights."""
     tiles_n: tl.constexpr = HIDDEN // COLUMNS
-    item = tl.program_id(0)
+    item = _own(FIRST)
     active = item < (M + ROWS - 1) // ROWS * tiles_n
     wa, wb = _strip(weight_ptr, item % tiles_n * COLUMNS, 0, active, COLUMNS, C, KA, KB)
     col, row, live = _tile(item, M, HIDDEN, ROWS, COLUMNS)
@@ -226,7 +237,7 @@ def shrink_phase(
     h_ptr, partials_ptr, weight_ptr, counter_ptr, goal,
     M: tl.constexpr, C: tl.constexpr, HIDDEN: tl.constexpr, SLICES: tl.constexpr,
     KA: tl.constexpr, KB: tl.constexpr, ROWS: tl.constexpr, COLUMNS: tl.constexpr,
-    SYNC: tl.constexpr,
+    FIRST: tl.constexpr, SYNC: tl.constexpr,
 ):  # fmt: skip
     """Slices slowest. KA + KB are a slice's channels."""
     tiles: tl.constexpr = (M + ROWS - 1) // ROWS * (C // COLUMNS)
@@ -247,8 +258,10 @@ def shrink_phase(
 
 
 @triton.jit
-def _joined(x_ptr, partials_ptr, at, mask, M: tl.constexpr, C: tl.constexpr, SLICES: tl.constexpr):
-    """Rows of the stream with the slices' sums, added in their order; without slices as it is."""
+def _joined(
+    x_ptr, partials_ptr, bias, at, mask, M: tl.constexpr, C: tl.constexpr, SLICES: tl.constexpr
+):
+    """Part of the stream's rows with the slices' sums, in their order; without slices as it is."""
     x = tl.load(x_ptr + at, mask=mask, other=0.0, cache_modifier=".cg").to(tl.float32)
     if SLICES > 0:
         y = tl.load(partials_ptr + at, mask=mask, other=0.0, cache_modifier=".cg")
@@ -256,40 +269,46 @@ def _joined(x_ptr, partials_ptr, at, mask, M: tl.constexpr, C: tl.constexpr, SLI
             y += tl.load(
                 partials_ptr + part * (M * C) + at, mask=mask, other=0.0, cache_modifier=".cg"
             )  # fmt: skip
-        x += y
+        x += y + bias[None, :]
     return x
 
 
 @triton.jit(noinline=True)
 def norm_phase(
     x_ptr, n_ptr, partials_ptr, bias_ptr, counter_ptr, goal, eps,
-    M: tl.constexpr, C: tl.constexpr, CA: tl.constexpr, CB: tl.constexpr, SLICES: tl.constexpr,
+    M: tl.constexpr, WIDTH: tl.constexpr, THREE: tl.constexpr, SLICES: tl.constexpr,
     ROWS: tl.constexpr, SYNC: tl.constexpr,
 ):  # fmt: skip
-    """Join SLICES slices, if any, onto the stream, and leave its LayerNorm for the next block."""
+    """Join SLICES slices, if any, onto the stream, and leave its LayerNorm for the next block.
+
+    Rows are one part of WIDTH channels or three, whose sums are added before threads exchange any.
+    """
+    PARTS: tl.constexpr = 3 if THREE else 1
+    C: tl.constexpr = PARTS * WIDTH
     first = tl.program_id(0) * ROWS
     row = first + tl.arange(0, ROWS)
-    ca = tl.arange(0, CA)[None, :]
-    cb = CA + tl.arange(0, CB if CB > 0 else 16)[None, :]
-    mask = (row < M)[:, None]
-    at = row[:, None] * C
+    live = row < M
+    col = tl.arange(0, WIDTH)
+    bias_a = col.to(tl.float32)
     if SLICES > 0:
-        bias_a = tl.load(bias_ptr + ca)
-        if CB > 0:
-            bias_b = tl.load(bias_ptr + cb)
+        bias_a = tl.load(bias_ptr + col)
+    bias_b = bias_a
+    bias_c = bias_a
+    if SLICES > 0 and THREE:
+        bias_b = tl.load(bias_ptr + WIDTH + col)
+        bias_c = tl.load(bias_ptr + 2 * WIDTH + col)
+    if SLICES > 0:
         wait(counter_ptr, goal, SYNC)
     if first < M:
-        a = _joined(x_ptr, partials_ptr, at + ca, mask, M, C, SLICES)
+        at = row[:, None] * C + col[None, :]
+        mask = live[:, None]
+        a = _joined(x_ptr, partials_ptr, bias_a, at, mask, M, C, SLICES)
         b = a
-        if CB > 0:
-            b = _joined(x_ptr, partials_ptr, at + cb, mask, M, C, SLICES)
+        c = a
+        if THREE:
+            b = _joined(x_ptr, partials_ptr, bias_b, at + WIDTH, mask, M, C, SLICES)
+            c = _joined(x_ptr, partials_ptr, bias_c, at + 2 * WIDTH, mask, M, C, SLICES)
         if SLICES > 0:
-            a += bias_a
-            tl.store(x_ptr + at + ca, a.to(x_ptr.dtype.element_ty), mask=mask)
-            if CB > 0:
-                b += bias_b
-                tl.store(x_ptr + at + cb, b.to(x_ptr.dtype.element_ty), mask=mask)
-        a, b = normalize_rows(a, b, C, CB, eps)
-        tl.store(n_ptr + at + ca, a.to(n_ptr.dtype.element_ty), mask=mask)
-        if CB > 0:
-            tl.store(n_ptr + at + cb, b.to(n_ptr.dtype.element_ty), mask=mask)
+            store_parts(x_ptr, row * C, live, a, b, c, WIDTH, PARTS)
+        a, b, c = normalize_parts(a, b, c, eps, WIDTH, PARTS)
+        store_parts(n_ptr, row * C, live, a, b, c, WIDTH, PARTS)

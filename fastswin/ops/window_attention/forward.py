@@ -94,7 +94,7 @@ def _window_attention_fwd_kernel(
     With ``qkv_scale_ptr`` q, k and v are 8-bit, with ``output_scale_ptr`` the output is.
     """
     launch_dependents(PDL)
-    exact: tl.constexpr = q_ptr.dtype.element_ty == tl.float32 and PRECISION == "ieee"
+    exact: tl.constexpr = q_ptr.dtype.element_ty == tl.float32 and PRECISION != "tf32"
     pid = tl.program_id(0)
     head_groups: tl.constexpr = NH // HEADS
     window = pid // head_groups
