@@ -5,10 +5,10 @@
 ``torch.distributed.run`` starts as many processes as the largest number asks for; each is this
 module again with ``--worker``, builds (and captures) the model once and takes part in the numbers
 that it belongs to, one after another. A single GPU trains without DDP, as one would. With
-``--averaging graph`` each number captures a model of its own, whose graphs average the gradients
-themselves (``capture_training(process_group=...)``), instead of DDP. Batch is per GPU. Between
-samples the processes meet, so that a sample is the time of the slowest; before any, their
-parameters must be equal after steps on different images, or gradients were not summed.
+``--averaging graph`` (or ``ddp,graph``) each number captures a model of its own, whose graphs
+average the gradients themselves (``capture_training(process_group=...)``), instead of DDP. Batch is
+per GPU. Between samples the processes meet, so that a sample is the time of the slowest; before
+any, their parameters must be equal after steps on different images, or gradients were not summed.
 """
 
 from __future__ import annotations
@@ -64,7 +64,7 @@ def worker(
     seconds: float,
     device: torch.device,
     report: Callable[[list[Record]], None] = lambda records: None,
-    averaging: str = "ddp",
+    averaging: Sequence[str] = AVERAGING[:1],
 ) -> list[Record]:
     """Train in this process of a group that is initialised.
 
@@ -75,10 +75,10 @@ def worker(
         seconds: of samples for each number.
         device: this process's.
         report: receives what is known after each number, on rank 0.
-        averaging: of :data:`AVERAGING`.
+        averaging: ways of :data:`AVERAGING`, one after another.
 
     Returns:
-        A record for each number, on rank 0; empty elsewhere.
+        A record for each number and way, on rank 0; empty elsewhere.
 
     Raises:
         RuntimeError: the processes' parameters differ after the warm-up.
@@ -91,24 +91,30 @@ def worker(
     trainee = build_trainee(variant, source, problem.dtype, device, images)
     own = trainee.forward if isinstance(trainee.forward, nn.Module) else trainee.model
     records: list[Record] = []
-    for count in sorted(set(gpus)):
-        group = _Group(count, device)
+    groups = {count: _Group(count, device) for count in sorted(set(gpus))}
+    for count, way in _runs(gpus, averaging):
+        group, training = groups[count], trainee
         if rank < count:
-            training = trainee
-            if count > 1 and averaging == "graph":
+            if way == "graph":
                 training = build_trainee(
                     variant, source, problem.dtype, device, images, group.group
                 )
-            else:
+            elif way == "ddp":
                 trainee.forward = group.parallel(own)
             samples = _samples(training, images, labels, group, seconds)
             if rank == 0:
-                records.append(_record(problem, variant, count, samples, averaging))
+                records.append(_record(problem, variant, count, samples, way))
                 report(records)
             trainee.forward = own
             gc.collect()  # DDP's hooks on the parameters go with it
         dist.barrier(device_ids=_ids(device))
     return records
+
+
+def _runs(gpus: Sequence[int], averaging: Sequence[str]) -> list[tuple[int, str]]:
+    """Numbers of GPUs with how gradients are averaged, a single one first."""
+    alone = [(1, "none")] if 1 in gpus else []
+    return alone + [(n, way) for way in averaging for n in sorted(set(gpus)) if n > 1]
 
 
 class _Group:
@@ -119,8 +125,6 @@ class _Group:
         self.group: Any = dist.new_group(list(range(count)))
 
     def parallel(self, module: nn.Module) -> nn.Module:
-        if self.count == 1:
-            return module
         return nn.parallel.DistributedDataParallel(
             module, device_ids=_ids(self.device), process_group=self.group,
             gradient_as_bucket_view=True,
@@ -211,7 +215,7 @@ def run(
     seconds: float = 5.0,
     limit_s: float = 300.0,
     progress: Callable[[str], None] = lambda line: None,
-    averaging: str = "ddp",
+    averaging: Sequence[str] = AVERAGING[:1],
 ) -> tuple[Document, list[str]]:
     """Measure each number of GPUs, all in one group of processes.
 
@@ -223,7 +227,7 @@ def run(
         seconds: of samples for each number.
         limit_s: after which the group is stopped; what it has measured counts.
         progress: receives readable lines.
-        averaging: of :data:`AVERAGING`.
+        averaging: ways of :data:`AVERAGING`, one after another.
 
     Returns:
         The document of this run, and a line for each number that could not be measured.
@@ -231,8 +235,8 @@ def run(
     Raises:
         ValueError: a number of GPUs that the machine does not have, or unknown ``averaging``.
     """
-    if averaging not in AVERAGING:
-        raise ValueError(f"averaging must be one of {', '.join(AVERAGING)}, got {averaging!r}")
+    if not averaging or not set(averaging) <= set(AVERAGING):
+        raise ValueError(f"averaging must be of {', '.join(AVERAGING)}, got {list(averaging)}")
     began = time.monotonic()
     found = torch.cuda.device_count()
     if found and max(gpus) > found:
@@ -248,8 +252,12 @@ def run(
         command = launch_command(problem, gpus, variant, seconds, answer, averaging)
         failure = run_group(command, limit_s - (time.monotonic() - began))
         records = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else []
-    done = {record["gpus"] for record in records}
-    lines += [f"{n} GPUs: {failure or 'no record'}" for n in sorted(set(gpus)) if n not in done]
+    done = {(record["gpus"], record["averaging"]) for record in records}
+    lines += [
+        f"{n} GPUs, {way}: {failure or 'no record'}"
+        for n, way in _runs(gpus, averaging)
+        if (n, way) not in done
+    ]
     records = [stamp(info, record) for record in with_efficiency(records)]
     save_records(result_path(Path(out), info), info, records)
     return make_document(info, records), lines
@@ -284,7 +292,7 @@ def launch_command(
     variant: str,
     seconds: float,
     answer: Path,
-    averaging: str = "ddp",
+    averaging: Sequence[str] = AVERAGING[:1],
 ) -> list[str]:
     """The command line of the group that measures all numbers of ``gpus``."""
     return [
@@ -292,7 +300,7 @@ def launch_command(
         f"--nproc-per-node={max(gpus)}", "-m", "fastswin.bench.train_scaling",
         "--worker", str(answer), "--gpus", ",".join(map(str, gpus)),
         "--model", problem.model, "--dtype", problem.dtype, "--batch", str(problem.batch),
-        "--variant", variant, "--seconds", str(seconds), "--averaging", averaging,
+        "--variant", variant, "--seconds", str(seconds), "--averaging", ",".join(averaging),
     ]  # fmt: skip
 
 
@@ -307,7 +315,8 @@ def _run_worker(options: argparse.Namespace) -> int:
         worker(
             Problem(options.model, options.dtype, options.batch), options.variant,
             parse_batches(options.gpus, "gpus"), options.seconds, device,
-            lambda records: write_text(options.worker, json.dumps(records)), options.averaging,
+            lambda records: write_text(options.worker, json.dumps(records)),
+            options.averaging.split(","),
         )  # fmt: skip
     finally:
         dist.destroy_process_group()
@@ -321,7 +330,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--dtype", default="bf16")
     parser.add_argument("--batch", type=int, default=128, help="per GPU")
     parser.add_argument("--variant", default="fastswin")
-    parser.add_argument("--averaging", default="ddp", choices=AVERAGING)
+    parser.add_argument("--averaging", default="ddp", help="ddp, graph or ddp,graph")
     parser.add_argument("--gpus", default="1,2,4", help="comma-separated numbers")
     parser.add_argument("--seconds", type=float, default=5.0)
     parser.add_argument("--limit-s", type=float, default=300.0, help="for all numbers together")
@@ -335,7 +344,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             Problem(options.model, options.dtype, options.batch),
             parse_batches(options.gpus, "gpus"), options.variant, options.out, options.seconds,
             options.limit_s, lambda line: print(line, file=sys.stderr, flush=True),
-            options.averaging,
+            options.averaging.split(","),
         )  # fmt: skip
     except (ValueError, RuntimeError) as error:
         print(f"error: {error}", file=sys.stderr)

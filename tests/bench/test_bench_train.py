@@ -116,7 +116,7 @@ def test_scaling_worker_alone(problem, tmp_path):
     finally:
         torch.distributed.destroy_process_group()
     assert found == reported
-    assert [r["variant"] for r in found] == ["fastswin-ddp-1gpu"]
+    assert [r["variant"] for r in found] == ["fastswin-none-1gpu"]
     assert found[0]["images_per_s"] == pytest.approx(2e3 / found[0]["median_ms"])
 
 
@@ -154,8 +154,8 @@ def test_scaling_efficiency_and_command(problem, tmp_path):
     assert command[command.index("--gpus") + 1] == "1,4"
     assert command[command.index("--batch") + 1] == "2"
     assert command[command.index("--averaging") + 1] == "ddp"
-    with pytest.raises(ValueError, match="averaging must be one of ddp, graph, got 'mean'"):
-        train_scaling.run(problem, [1], averaging="mean")
+    with pytest.raises(ValueError, match="averaging must be of ddp, graph, got"):
+        train_scaling.run(problem, [1], averaging=["mean"])
     with pytest.raises(ValueError, match="variant must end with -graph"):
         train_contenders.build_trainee(
             "fastswin", build_source(problem), "fp32", torch.device("cpu"),

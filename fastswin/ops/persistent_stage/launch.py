@@ -18,7 +18,6 @@ from fastswin.ops.persistent_stage.config import (
     persistent_stage_blocker,
     pieces,
 )
-from fastswin.ops.persistent_stage.kernel import _persistent_stage_kernel
 from fastswin.ops.persistent_stage.packing import PackedStage
 from fastswin.ops.window_attention.config import padded_tokens
 from fastswin.ops.window_attention.packing import LOG2_E
@@ -45,6 +44,8 @@ class Prepared:
 
     def launch(self, phase: str = "all", block: int | None = None) -> None:
         """One launch: of one phase of one block, or with barriers of all blocks."""
+        from fastswin.ops.persistent_stage.kernel import _persistent_stage_kernel
+
         if block is None:
             programs, blocks = max(self.work.values()), (0, self.depth)
             options = {"SYNC": True, "launch_cooperative_grid": True}

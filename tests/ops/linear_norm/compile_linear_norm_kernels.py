@@ -25,7 +25,7 @@ SELECTED = {
     80: ((384, "wide", "wide", False),),
     86: ((512, "wide", "wide", False),),
     89: ((256, "fp8", "fp8", True),),
-    90: ((96, "wide", "wide", False), (512, "int8", "int8", False)),
+    90: ((512, "int8", "int8", False),),
 }
 
 

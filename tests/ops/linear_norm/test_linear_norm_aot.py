@@ -1,4 +1,4 @@
-"""Default tiles, and all that the engine's table lists, assemble for each tensor-core generation."""
+"""Default tiles, and what the engine's table lists, assemble for every tensor-core generation."""
 
 from __future__ import annotations
 
