@@ -32,6 +32,10 @@ def bench_train(
     gpus: Annotated[
         list[str] | None, typer.Option(help="Numbers of GPUs of suite scaling; default 1,2,4.")
     ] = None,
+    averaging: Annotated[
+        list[str] | None,
+        typer.Option(help="Who averages gradients in suite scaling: ddp (default), graph."),
+    ] = None,
     device: Annotated[str | None, typer.Option(help="cpu, cuda or cuda:N.")] = None,
     out: Annotated[Path, typer.Option(help="Root folder of the records.")] = DEFAULT_ROOT,
     seconds: Annotated[float, typer.Option(min=0.01, help="Seconds per contender.")] = 3.0,
@@ -62,6 +66,7 @@ def bench_train(
                 out,
                 seconds,
                 progress=progress.say,
+                averaging=split_list(averaging, "--averaging") or train_scaling.AVERAGING[:1],
             )
     else:
         names = names or list(train.DEFAULT_MODELS)

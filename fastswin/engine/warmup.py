@@ -41,7 +41,7 @@ def kernel_calls(
             known.add(call.signature)
             found.append(call)
     # attention and the MLP take longest to compile: started last, they would be waited for
-    slow = ("attention", "mlp")
+    slow = ("stage", "attention", "mlp")
     return sorted(found, key=lambda call: call.layer not in slow)
 
 

@@ -13,6 +13,7 @@ REFUSED = {
     ("--dtype", "fp8"): "--dtype must be one of bf16",
     ("--variant", "apex", "--device", "cpu"): "variants must be among eager",
     ("--suite", "scaling", "--batch", "1,2"): "takes one --model",
+    ("--suite", "scaling", "--averaging", "mean"): "averaging must be of ddp, graph",
 }
 
 
