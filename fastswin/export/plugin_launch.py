@@ -74,13 +74,14 @@ class AttentionLayer:
         return self.window_size[0] * self.window_size[1]
 
     def default_config(self) -> WindowAttentionConfig:
-        """Tiles that the operator would choose on this card."""
+        """Tiles that the operator would choose on this card, one program for a window and head."""
         rows, cols = self.windows(*self.map_size)
-        return default_config(
+        chosen = default_config(
             self.batch * rows * cols, self.tokens, self.num_heads, self.head_dim,
             ITEMSIZE[self.dtype], self.multiprocessors or common_multiprocessors(self.capability),
             divmod(self.capability, 10),
         )  # fmt: skip
+        return dataclasses.replace(chosen, query_splits=1)
 
     def constants(self, config: WindowAttentionConfig) -> dict[str, Any]:
         """Compile-time constants, in the order of the kernel's parameters."""

@@ -7,6 +7,7 @@ them. The estimates only prune; what a kernel really takes is read from the comp
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -117,8 +118,10 @@ def why_invalid(
             return f"heads_per_program={config.heads_per_program} does not divide {d['heads']}"
         if config.key_tiles and config.key_tiles != key_tiles(tokens):
             return f"key_tiles={config.key_tiles} do not hold {tokens} keys"
-        if not config.key_tiles and config.heads_per_program != 1:
-            return "the online form has one head a program"
+        if not config.key_tiles and (config.heads_per_program, config.query_splits) != (1, 1):
+            return "the online form has one head and query tile a program"
+        if not 1 <= config.query_splits <= cdiv(tokens, max(1, config.block_q)):
+            return f"query_splits={config.query_splits} exceed the tiles of {tokens} queries"
     for name, side in sides.items():
         if side < MIN_DOT or side & (side - 1):
             return f"{name}={side} is no power of two of at least {MIN_DOT}"
@@ -234,7 +237,11 @@ def _window_attention(problem: KernelProblem, card: Card) -> Iterator[WindowAtte
                 continue
             for num_warps in (4, 8) if block_q == 128 else ((2, 4) if block_q < 64 else (4,)):
                 for stages in (1,) if count == 1 else (2, 3):
-                    yield WindowAttentionConfig(block_q, tiles, count, num_warps, stages)
+                    whole = WindowAttentionConfig(block_q, tiles, count, num_warps, stages)
+                    yield whole
+                    blocks = cdiv(tokens, block_q)
+                    if count == 1 and blocks > 1 and programs < 2 * card.multiprocessors:
+                        yield dataclasses.replace(whole, query_splits=blocks)
     if tokens > 64:
         for block_q, stages in itertools.product((32, 64, 128), (1, 2, 3)):
             if block_q <= largest:

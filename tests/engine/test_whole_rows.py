@@ -35,6 +35,11 @@ def table(*formats: str, layers: tuple[str, ...] = ("proj", "fc2"), **ranges) ->
     return {(layer, C, *formats): found for layer in layers for C in (32, 64)}
 
 
+@pytest.fixture(scope="module")
+def case():
+    return make_case(1, **SMALL, embed_dim=32, num_heads=(1, 2))
+
+
 @pytest.fixture
 def apart():
     """LayerNorm and products of the MLP are calls of their own, however small the model."""
@@ -83,19 +88,18 @@ def test_one_block_after_another_normalises_by_itself(monkeypatch, apart):
     images = images_like(model, 1).half()
     bound = engine._plans.bound(1, SMALL["image_size"])
     with torch.no_grad():
-        logits = engine._forward.logits(images, bound)
         last = check_finite(engine._forward, images, bound)[-1]
-    assert last.max_abs == pytest.approx(logits.abs().max().item(), rel=2e-3)
+        truth = model(images.float())
+    assert last.max_abs == pytest.approx(truth.abs().max().item(), rel=5e-3)
 
 
 @pytest.mark.parametrize("scheme", ["int8", "per-token", "proj wide"])
-def test_8_bits_in_and_out(scheme, monkeypatch, apart):
+def test_8_bits_in_and_out(scheme, case, monkeypatch, apart):
     schemes = {
         "int8": quant.PRESETS["int8"],
         "per-token": PER_TOKEN.override({"*.proj": quant.WIDE}),
         "proj wide": quant.PRESETS["int8"].override({"*.proj": quant.WIDE}),
     }
-    case = make_case(1, **SMALL, embed_dim=32, num_heads=(1, 2))
     calibration = case.calibration(schemes[scheme])
     product = "int8" if scheme == "int8" else "wide"
     chosen = table(product, "int8", layers=("proj",)) | table("int8", "int8", layers=("fc2",))
@@ -115,17 +119,15 @@ def test_8_bits_in_and_out(scheme, monkeypatch, apart):
         assert call.kwargs["per_token"] == (scheme == "per-token")
         assert call.kwargs["out_dtype"] == torch.int8
         assert (call.kwargs["scale"] is None) == (call.layer == "proj" and product == "wide")
-    if scheme == "proj wide":
-        return
-    images = 3 if scheme == "per-token" else 1  # whose errors alone are 0.012 to 0.046
-    given, exact = case.images[:images], case.exact[:images]
-    error = relative_rms(QuantizedSwin(case.model, calibration)(given), exact)
-    assert relative_rms(engine(given), exact) <= 1.5 * error
+    if scheme == "int8":  # proj's int8 sums and fc2's, of one image
+        error = relative_rms(
+            QuantizedSwin(case.model, calibration)(case.images[:1]), case.exact[:1]
+        )
+        assert relative_rms(engine(case.images[:1]), case.exact[:1]) <= 1.5 * error
 
 
-def test_a_product_stored_in_8_bits_keeps_its_own_kernel(monkeypatch, apart):
+def test_a_product_stored_in_8_bits_keeps_its_own_kernel(case, monkeypatch, apart):
     monkeypatch.setattr(whole_rows, "WHOLE_ROWS", table("int8", "int8"))
-    case = make_case(1, **SMALL, embed_dim=32, num_heads=(1, 2))
     engine = Engine(
         case.model, "int8_mode1", device="cpu", impl="triton", mix="scheme",
         calibration=case.calibration("int8_mode1"), wide_dtype=torch.float16,

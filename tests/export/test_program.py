@@ -77,8 +77,8 @@ def test_registered_operator_survives_and_needs_its_registration_only(tmp_path, 
     assert_is(model, run_elsewhere(tmp_path, path, load=LOAD, imports=ONLY_OPS))
 
 
-#: The compiler's time is that of headers: neither made ready for a second program, of which there is
-#: none, nor tried out with vector instructions.
+#: The compiler's time is that of headers: neither made ready for a second program, of which there
+#: is none, nor tried out with vector instructions.
 BRIEF_COMPILING = {"aot_inductor.precompile_headers": False, "cpp.vec_isa_ok": False}
 
 

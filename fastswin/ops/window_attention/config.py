@@ -45,6 +45,8 @@ class WindowAttentionConfig:
         num_stages: depth of the load pipeline over heads (or key tiles, online).
         programs: where not 0, programs at most, each of which walks over windows of one kind and
             head (forward_runs.py; up to :data:`MAX_RUN_WINDOW` tokens, no mask, no 8 bits).
+        query_splits: programs that share the query tiles of one window and head, where whole rows
+            of keys are held; the online form has a program for each tile anyway.
     """
 
     block_q: int
@@ -53,6 +55,7 @@ class WindowAttentionConfig:
     num_warps: int = 4
     num_stages: int = 3
     programs: int = 0
+    query_splits: int = 1
 
 
 def key_tiles(tokens: int) -> tuple[int, ...]:
@@ -128,13 +131,17 @@ def default_config(
     short = itemsize <= 2 and tokens <= MAX_RUN_WINDOW
     if runs and short and capability >= (9, 0) and windows * num_heads >= MIN_RUN * RUN_PROGRAMS:
         return WindowAttentionConfig(block_q, tiles, heads, programs=RUN_PROGRAMS)
-    return WindowAttentionConfig(block_q, tiles, heads, num_stages=3 if heads > 1 and short else 2)
+    # a window of 256 and 16 heads: 64 programs of one query tile instead of 16 of four
+    few = heads == 1 and windows * num_heads < 2 * multiprocessors
+    splits = query_blocks if few else 1
+    stages = 3 if heads > 1 and short else 2
+    return WindowAttentionConfig(block_q, tiles, heads, num_stages=stages, query_splits=splits)
 
 
 def num_programs(windows: int, tokens: int, num_heads: int, config: WindowAttentionConfig) -> int:
     """Programs of a launch, all in grid axis 0; ``windows`` may be a symbolic expression."""
     if config.key_tiles:
-        return windows * (num_heads // config.heads_per_program)
+        return windows * (num_heads // config.heads_per_program * config.query_splits)
     return windows * (num_heads * cdiv(tokens, config.block_q))
 
 
@@ -144,4 +151,5 @@ def tile_constants(config: WindowAttentionConfig) -> dict[str, int]:
     if not config.key_tiles:
         return constants | {"BLOCK_K": ONLINE_BLOCK_K}
     first, second = (*config.key_tiles, 0)[:2]
-    return constants | {"K1": first, "K2": second, "HEADS": config.heads_per_program}
+    split = {"QUERY_SPLITS": config.query_splits} if config.query_splits > 1 else {}
+    return constants | {"K1": first, "K2": second, "HEADS": config.heads_per_program} | split

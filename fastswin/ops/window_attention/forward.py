@@ -88,14 +88,21 @@ def _window_attention_fwd_kernel(
     BLOCK_Q: tl.constexpr, K1: tl.constexpr, K2: tl.constexpr,
     HEADS: tl.constexpr, NUM_STAGES: tl.constexpr,
     qkv_scale_ptr=None, output_scale_ptr=None, PDL: tl.constexpr = False,
+    QUERY_SPLITS: tl.constexpr = 1,
 ):  # fmt: skip
     """One program per (window, HEADS heads); the whole row of keys in tiles K1 + K2.
+
+    Where those are few, QUERY_SPLITS programs share the tiles of queries of one window and head.
 
     With ``qkv_scale_ptr`` q, k and v are 8-bit, with ``output_scale_ptr`` the output is.
     """
     launch_dependents(PDL)
     exact: tl.constexpr = q_ptr.dtype.element_ty == tl.float32 and PRECISION != "tf32"
     pid = tl.program_id(0)
+    first_tile = 0
+    if QUERY_SPLITS > 1:
+        first_tile = pid % QUERY_SPLITS
+        pid = pid // QUERY_SPLITS
     head_groups: tl.constexpr = NH // HEADS
     window = pid // head_groups
     first_head = pid % head_groups * HEADS
@@ -143,7 +150,7 @@ def _window_attention_fwd_kernel(
         if COSINE:
             head_scale = tl.load(head_scale_ptr + head)
         bias_head = bias_ptr + head * (NP * NP)
-        for q_start in tl.range(0, N, BLOCK_Q):
+        for q_start in tl.range(first_tile * BLOCK_Q, N, BLOCK_Q * QUERY_SPLITS):
             query = q_start + tl.arange(0, BLOCK_Q)
             row = token_rows(
                 window_row, window_col, query, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE

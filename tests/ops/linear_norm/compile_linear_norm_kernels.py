@@ -24,7 +24,7 @@ HALF, FORMATS = torch.float16, {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 SELECTED = {
     80: ((384, "wide", "wide", False),),
     86: ((512, "wide", "wide", False),),
-    89: ((256, "fp8", "fp8", True),),
+    89: ((512, "wide", "wide", False),),
     90: ((512, "int8", "int8", False),),
 }
 
