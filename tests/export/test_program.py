@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import subprocess
 import sys
@@ -53,9 +54,15 @@ def assert_is(model, outputs):
             torch.testing.assert_close(actual, model(images_of(3, SIZE)[:batch]), atol=1e-4, rtol=0)
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["v1", "v2"])
-def model(request):
-    return our_model(request.param, image_size=SIZE, depths=(2,), num_heads=(2,))
+@functools.cache
+def model_of(version: int):
+    return our_model(version, image_size=SIZE, depths=(2,), num_heads=(2,))
+
+
+@functools.cache
+def plain_program(version: int) -> torch.export.ExportedProgram:
+    """Traced once: that takes seconds."""
+    return export_program(model_of(version))
 
 
 LOAD = "torch.export.load(sys.argv[1]).module()"
@@ -63,18 +70,20 @@ LOAD = "torch.export.load(sys.argv[1]).module()"
 ONLY_OPS = "import fastswin.ops.window_attention.register"
 
 
-def test_plain_program_runs_without_the_package(tmp_path, model):
-    path = save_program(export_program(model), tmp_path / "plain.pt2")
+@pytest.mark.parametrize("version", [1, 2], ids=["v1", "v2"])
+def test_plain_program_runs_without_the_package(tmp_path, version):
+    path = save_program(plain_program(version), tmp_path / "plain.pt2")
     outputs = run_elsewhere(tmp_path, path, load=LOAD, check="assert not loaded")
-    assert_is(model, outputs)
+    assert_is(model_of(version), outputs)
 
 
-def test_registered_operator_survives_and_needs_its_registration_only(tmp_path, model):
-    program = export_program(model, attention="fastswin")
+@pytest.mark.parametrize("version", [1, 2], ids=["v1", "v2"])
+def test_registered_operator_survives_and_needs_its_registration_only(tmp_path, version):
+    program = export_program(model_of(version), attention="fastswin")
     calls = [str(n.target) for n in program.graph.nodes if n.op == "call_function"]
     assert calls.count("fastswin.window_attention_fwd.default") == 2
     path = save_program(program, tmp_path / "ops.pt2")
-    assert_is(model, run_elsewhere(tmp_path, path, load=LOAD, imports=ONLY_OPS))
+    assert_is(model_of(version), run_elsewhere(tmp_path, path, load=LOAD, imports=ONLY_OPS))
 
 
 #: The compiler's time is that of headers: neither made ready for a second program, of which there
@@ -83,11 +92,10 @@ BRIEF_COMPILING = {"aot_inductor.precompile_headers": False, "cpp.vec_isa_ok": F
 
 
 def test_compiled_package_runs_without_the_package(tmp_path):
-    model = our_model(image_size=SIZE, depths=(2,), num_heads=(2,))
     with torch._inductor.config.patch(BRIEF_COMPILING):
-        path = compile_program(export_program(model), tmp_path / "compiled.pt2")
+        path = compile_program(plain_program(1), tmp_path / "compiled.pt2")
     load = "torch._inductor.aoti_load_package(sys.argv[1])"
-    assert_is(model, run_elsewhere(tmp_path, path, load=load, check="assert not loaded"))
+    assert_is(model_of(1), run_elsewhere(tmp_path, path, load=load, check="assert not loaded"))
 
 
 def test_compiling_without_a_compiler_says_so(tmp_path, monkeypatch):

@@ -1,0 +1,76 @@
+"""Products of a tf32 engine in our kernels: what the plan takes, and that the answers stay right."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from engine_cases import images_like, tiny
+
+import fastswin.engine.plan as plan_module
+from fastswin.engine.bind import bind
+from fastswin.engine.calls import record_calls
+from fastswin.engine.forward import Forward
+from fastswin.engine.plan import make_plan
+from fastswin.engine.precision import PRECISIONS
+from fastswin.engine.prepare import prepare, round_to_tf32
+from fastswin.ops.linear.config import GemmConfig, LayerNormLinearConfig
+from fastswin.ops.mlp.config import MlpConfig
+
+CPU = torch.device("cpu")
+TF32 = PRECISIONS["tf32"]
+SMALL = {"depths": (1, 1), "image_size": (16, 24), "window_size": 4}
+
+GEMM, MLP = GemmConfig(64, 64, 32, 4, 2, tma=True), MlpConfig(32, 32, 4, 2, tma=True)
+NORM = LayerNormLinearConfig(32, 32, 1, 4, 2)
+TABLE = {("fc1", 32): (1, GEMM), ("qkv", 32): (1, NORM), ("mlp", 64): (1, MLP)}
+
+
+@pytest.mark.parametrize(
+    ("version", "table", "words"),
+    [
+        (1, {}, [("library", "unfused"), ("library", "unfused")]),
+        (1, TABLE, [("fused", "library"), ("library", "fused")]),
+        (2, TABLE, [("library", "library"), ("library", "fused")]),
+        (1, {key: (1 << 30, tiles) for key, (_, tiles) in TABLE.items()},
+         [("library", "unfused"), ("library", "unfused")]),
+    ],
+    ids=["empty", "v1", "v2", "few-rows"],
+)  # fmt: skip
+def test_answers_with_the_words_of_the_table(version, table, words, monkeypatch):
+    monkeypatch.setattr(plan_module, "TF32_PRODUCTS", table)
+    model = tiny(version, **SMALL)
+    plan = make_plan(model.config, 1, model.config.image_size, CPU, TF32, "triton")
+    assert [(s.qkv, s.mlp) for s in plan.stages] == words
+    if not any(fewest == 1 for fewest, _ in table.values()):
+        return
+    forward = Forward(model.config, prepare(model, CPU, torch.float32, tf32=True), TF32)
+    bound, images = bind(plan, forward.weights, TF32), images_like(model, 1)
+    with torch.no_grad():
+        truth, logits = model(images), forward.logits(images, bound)
+        calls = record_calls(forward, bound, images, execute=False)
+    # the interpreter multiplies in fp32: what is off are weights, rounded, and GELU
+    assert (logits - truth).abs().max().item() < 5e-3 * truth.abs().max().item()
+    ours = [c for c in calls if c.kwargs.get("input_precision") == "tf32"]
+    names = [c.layer for c in ours]
+    assert names == (["qkv"] if version == 1 else []) + ["fc1", "mlp"]
+    assert [c.kwargs["config"] for c in ours] == ([NORM] if version == 1 else []) + [GEMM, MLP]
+
+
+def test_other_precisions_take_nothing_of_it(monkeypatch):
+    monkeypatch.setattr(plan_module, "TF32_PRODUCTS", TABLE)
+    config = tiny(1, **SMALL).config
+    plan = make_plan(config, 1, config.image_size, CPU, PRECISIONS["fp32"], "triton")
+    assert [(s.qkv, s.mlp) for s in plan.stages] == [("library", "library")] * 2
+    assert PRECISIONS["fp16"].input_precision is None
+
+
+def test_only_matrices_of_tf32_are_rounded():
+    """Vectors, norms and the patch embedding stay; fp32 keeps every bit."""
+    model = tiny(1, **SMALL)
+    exact, rounded = (prepare(model, CPU, torch.float32, tf32=tf32) for tf32 in (False, True))
+    a, b = exact.stages[0][0], rounded.stages[0][0]
+    for name in ("qkv", "proj", "fc1", "fc2"):
+        assert torch.equal(getattr(b, name).weight, round_to_tf32(getattr(a, name).weight))
+        assert not torch.equal(getattr(b, name).weight, getattr(a, name).weight)
+        assert torch.equal(getattr(b, name).bias, getattr(a, name).bias)
+    assert torch.equal(exact.patch_weight, rounded.patch_weight)
