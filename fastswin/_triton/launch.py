@@ -25,8 +25,8 @@ import torch
 
 from fastswin._triton.device import on_device
 
-#: Compiled kernels with the names of the parameters given by name, by kind of call.
-_COMPILED: dict[Hashable, tuple[Any, list[str]]] = {}
+#: Compiled kernels with the parameters behind those in order, name and default, by kind of call.
+_COMPILED: dict[Hashable, tuple[Any, list[tuple[str, Any]]]] = {}
 
 #: Whether launches in this context compile only; a new thread begins with False.
 _COMPILE_ONLY: ContextVar[bool] = ContextVar("fastswin_compile_only", default=False)
@@ -72,12 +72,15 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
     key = (id(kernel), device, named, tuple(map(_kind, arguments)))
     with on_device(device):
         if found := _COMPILED.get(key):
-            compiled, names = found
-            compiled[(programs, 1, 1)](*arguments, *[constants[name] for name in names])
+            compiled, behind = found
+            compiled[(programs, 1, 1)](
+                *arguments, *[constants.get(name, default) for name, default in behind]
+            )
             return
         compiled = kernel[(programs,)](*arguments, **constants)
         if compiled is not None:  # the interpreter compiles nothing
-            _COMPILED[key] = (compiled, kernel.arg_names[len(arguments) :])
+            parameters = list(kernel.signature.parameters.values())[len(arguments) :]
+            _COMPILED[key] = (compiled, [(p.name, p.default) for p in parameters])
 
 
 def _by_name(value: Any) -> Hashable:

@@ -56,7 +56,9 @@ def test_shared_queries_change_no_bit(device, window, splits, cosine):
 
 def test_few_windows_share_their_queries_and_many_do_not():
     few = default_config(1, 256, 16, 32, 2, 132)
-    assert (few.query_splits, num_programs(1, 256, 16, few)) == (4, 64)
+    assert (few.block_q, few.query_splits, num_programs(1, 256, 16, few)) == (32, 8, 128)
+    wide = default_config(4, 256, 16, 32, 2, 132)
+    assert (wide.block_q, wide.query_splits, num_programs(4, 256, 16, wide)) == (64, 4, 256)
     assert default_config(4, 144, 16, 32, 2, 132).query_splits == 3
     assert default_config(64, 256, 4, 32, 2, 132).query_splits == 4
     assert default_config(66, 256, 4, 32, 2, 132).query_splits == 1

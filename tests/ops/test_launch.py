@@ -1,0 +1,76 @@
+"""Launches through a kept kernel pass what a launch through Triton would have passed."""
+
+from __future__ import annotations
+
+import inspect
+
+import pytest
+import torch
+
+from fastswin._triton.launch import compiling_only, launch
+
+
+class Compiled:
+    """Takes every parameter of the kernel in order, as Triton's launcher does."""
+
+    def __init__(self, log):
+        self.log = log
+
+    def __getitem__(self, grid):
+        return lambda *values: self.log.append(("kept", grid, values))
+
+
+class Kernel:
+    """A kernel ``(x, n, BLOCK, OFFSET=None, SPLITS=1)``, compiled when it is first launched."""
+
+    def __init__(self):
+        def source(x, n, BLOCK, OFFSET=None, SPLITS=1): ...
+
+        self.signature = inspect.signature(source)
+        self.log = []
+
+    def __getitem__(self, grid):
+        def first(*arguments, **constants):
+            self.log.append(("triton", grid, arguments, constants))
+            return Compiled(self.log)
+
+        return first
+
+    def warmup(self, *arguments, grid, **constants):
+        self.log.append(("compiled", grid, arguments, constants))
+
+
+@pytest.mark.parametrize(
+    ("given", "passed"),
+    [
+        ({"BLOCK": 16}, (16, None, 1)),
+        ({"BLOCK": 16, "SPLITS": 4}, (16, None, 4)),
+        ({"SPLITS": 2, "OFFSET": 3, "BLOCK": 8}, (8, 3, 2)),
+    ],
+    ids=["defaults", "one left out", "any order"],
+)
+def test_kept_kernels_get_every_parameter(given, passed):
+    kernel, x = Kernel(), torch.zeros(4)
+    for _ in range(3):
+        launch(kernel, 5, x, 7, **given, num_warps=4)
+    (first, *_), *later = kernel.log
+    assert first == "triton"
+    assert len(later) == 2
+    for kind, grid, (tensor, n, *rest) in later:
+        assert (kind, grid, n, tuple(rest)) == ("kept", (5, 1, 1), 7, passed)
+        assert tensor is x
+
+
+def test_another_constant_is_another_kernel():
+    kernel, x = Kernel(), torch.zeros(4)
+    for block in (8, 16):
+        launch(kernel, 1, x, 7, BLOCK=block)
+    assert [kind for kind, *_ in kernel.log] == ["triton", "triton"]
+
+
+def test_compiling_only_runs_and_keeps_nothing():
+    kernel, x = Kernel(), torch.zeros(4)
+    with compiling_only():
+        launch(kernel, 2, x, 7, BLOCK=8)
+    launch(kernel, 2, x, 7, BLOCK=8)
+    assert [kind for kind, *_ in kernel.log] == ["compiled", "triton"]
