@@ -20,6 +20,7 @@ from fastswin.engine.bind import BlockOffsets, Offset, Unjoined, in_place
 from fastswin.engine.plan import StagePlan
 from fastswin.engine.precision import Precision
 from fastswin.engine.prepare import Linear, Norm, PreparedBlock, PreparedModel
+from fastswin.engine.tf32 import SPLIT_TILES
 from fastswin.models.config import SwinConfig
 from fastswin.ops.linear.config import OneShotConfig
 from fastswin.ops.linear_norm import NormedRows
@@ -134,7 +135,7 @@ class BlockForward:
             return self.ops.linear(
                 h, block.qkv.weight, block.qkv.bias, impl="triton", config=tiles, pdl=stage.pdl
             )
-        return F.linear(h, block.qkv.weight, block.qkv.library_bias)
+        return self.wide_product(h, block.qkv, split=stage.split)
 
     def project_back(
         self,
@@ -161,7 +162,7 @@ class BlockForward:
                     config=stage.launch.get("proj"), pdl=stage.pdl,
                 )  # fmt: skip
             else:
-                branch = F.linear(attended, block.proj.weight, block.proj.library_bias)
+                branch = self.wide_product(attended, block.proj, split=stage.split)
             self._add_normed(x, branch, block.norm1, implementation_of(stage.qkv), stage.pdl)
         elif stage.proj == "fused":
             tiles = stage.launch.get("proj")
@@ -176,7 +177,9 @@ class BlockForward:
                 impl="triton", config=tiles, pdl=stage.pdl,
             )  # fmt: skip
         else:
-            self._accumulate(x, attended, block.proj, deferred=in_place(stage.proj))
+            self._accumulate(
+                x, attended, block.proj, deferred=in_place(stage.proj), split=stage.split
+            )
         return stats
 
     def add_normed_rows(
@@ -261,7 +264,7 @@ class BlockForward:
         word = stage.endings(block.number)[1]
         if word == "rows":
             return self.add_normed_rows(x, h, block, stage, "fc2", offsets.fc2_bias)
-        self.shrink(x, h, block, word, pdl=stage.pdl)
+        self.shrink(x, h, block, word, pdl=stage.pdl, split=stage.split)
         return None
 
     def join(
@@ -316,7 +319,10 @@ class BlockForward:
                 h, fc1.weight, fc1.bias, activation="gelu", impl="triton", config=tiles,
                 pdl=stage.pdl, **self.wide_products,
             )  # fmt: skip
-        return F.gelu(F.linear(h, fc1.weight, fc1.library_bias))
+        h = self.wide_product(h, fc1, split=stage.split)
+        if h.is_cuda:  # in place half the bytes: more of them are still in L2
+            return torch.ops.aten.gelu_(h)
+        return F.gelu(h)
 
     def shrink(
         self,
@@ -326,20 +332,41 @@ class BlockForward:
         word: str,
         *,
         pdl: bool = False,
+        split: bool = False,
     ) -> None:
         """``fc2(h)`` onto the stream by the library, in place; ``word`` is the plan's for mlp."""
         fc2 = block.fc2
         if block.norm2 is not None:
-            branch = F.linear(h, fc2.weight, fc2.library_bias)
+            branch = self.wide_product(h, fc2, split=split)
             self._add_normed(x, branch, block.norm2, implementation_of(word), pdl)
         else:
-            self._accumulate(x, h, fc2, deferred=in_place(word))
+            self._accumulate(x, h, fc2, deferred=in_place(word), split=split)
+
+    def wide_product(self, h: torch.Tensor, affine: Linear, *, split: bool) -> torch.Tensor:
+        """``h @ weight.T + bias`` by the library, or fp32 as three TF32 products (tf32.py)."""
+        if split:
+            return self.ops.linear(
+                h, affine.weight, affine.bias, impl="triton", config=SPLIT_TILES,
+                input_precision="tf32x3",
+            )  # fmt: skip
+        return F.linear(h, affine.weight, affine.library_bias)
 
     def _accumulate(
-        self, x: torch.Tensor, h: torch.Tensor, affine: Linear, *, deferred: bool
+        self,
+        x: torch.Tensor,
+        h: torch.Tensor,
+        affine: Linear,
+        *,
+        deferred: bool,
+        split: bool,
     ) -> None:
-        """``x += h @ weight.T (+ bias)`` by the library, in one pass where the bias is deferred."""
-        if deferred:
+        """``x += h @ weight.T (+ bias)``, in one pass where the bias is deferred."""
+        if split:
+            self.ops.linear(
+                h, affine.weight, None if deferred else affine.bias, residual=x, out=x,
+                impl="triton", config=SPLIT_TILES, input_precision="tf32x3",
+            )  # fmt: skip
+        elif deferred:
             rows = x.view(-1, x.shape[-1])
             torch.addmm(rows, h.view(-1, h.shape[-1]), affine.weight.t(), out=rows)
         else:

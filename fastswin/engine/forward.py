@@ -134,7 +134,7 @@ class Forward(BlockForward):
                 config=stage.launch.get("merge"), pdl=stage.pdl,
             )  # fmt: skip
         else:
-            y = F.linear(rows, reduction.weight, reduction.library_bias)
+            y = self.wide_product(rows, reduction, split=stage.split)
         if merging.norm is not None:
             norm = merging.norm
             self.ops.layer_norm(

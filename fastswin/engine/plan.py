@@ -63,7 +63,7 @@ from fastswin.engine.small_batch import (
     second_norm,
     small_stage,
 )
-from fastswin.engine.tf32 import TF32_PRODUCTS, choose_tf32_products
+from fastswin.engine.tf32 import TF32_PRODUCTS, choose_tf32_products, splits_fp32
 from fastswin.engine.tuned import (
     attention_kernel,
     stage_kernels,
@@ -115,7 +115,8 @@ class StagePlan:
     ``launch`` holds tuned tiles by layer; what it lacks takes its operator's heuristic. ``formats``
     says which layers of a quantised engine multiply in 8 bits; the words are those of the others.
     ``norm2`` says where V1's second LayerNorm stands when mlp is "split-k" and proj one-shot:
-    "apart", or "behind" fc1's product.
+    "apart", or "behind" fc1's product. ``split`` says that fp32 products, the library's by their
+    words, are three of TF32 (tf32.py).
     """
 
     stage: int
@@ -135,6 +136,7 @@ class StagePlan:
     formats: StageFormats | None = None
     pdl: bool = False
     norm2: str = "apart"
+    split: bool = False
 
     def endings(self, block: int) -> tuple[str, str]:
         """The words for proj and mlp of one block: "quantized" where its last product is."""
@@ -253,6 +255,7 @@ def _plan_stage(
     C = config.dim(stage)
     last = stage == config.num_stages - 1
     launch: dict[str, LayerTiles] = {}
+    split = False
     if blocked:
         choice = {"qkv": "reference", "attention": "reference", "proj": "reference"}
         choice |= {"mlp": "reference", "merge": "reference"}
@@ -271,6 +274,9 @@ def _plan_stage(
                 TF32_PRODUCTS, choice, reasons, launch, version=config.version, M=M, C=C,
                 hidden=config.hidden_dim(stage), device=device,
             )  # fmt: skip
+        if not precision.half and not precision.tf32 and splits_fp32(M, C, device):
+            split = True
+            reasons["gemm"] = "three TF32 products: closer to fp64 than the library's and faster"
         if precision.half:
             choose_fused_attention(
                 fused_attention, choice, reasons, launch, version=config.version, C=C,
@@ -307,6 +313,7 @@ def _plan_stage(
         launch=launch,
         pdl=pdl,
         norm2=second_norm(config.version, choice, launch, C),
+        split=split,
     )
 
 

@@ -1,12 +1,16 @@
-"""Which products of a tf32 engine are ours: those that save a pass over fp32 values.
+"""Which products of fp32 operands are ours: in tf32 those that save a pass over fp32 values.
 
     "fc1"  GELU in the product: a pass of its own reads and writes the hidden map, 8 M hidden bytes
     "mlp"  LayerNorm, fc1, GELU, fc2 and residual in one kernel: 32 M C bytes less than apart
     "qkv"  LayerNorm in the product: 8 M C bytes less
 
 The library keeps proj, fc2, merging's product and the head, which have nothing in front or behind
-that a pass is needed for. fp32 keeps all of them: in Triton its products are chains of K
-multiply-adds, outside the gate.
+that a pass is needed for.
+
+In fp32 chains of K multiply-adds would be outside the gate, but a product of fp32 numbers is also
+three of TF32: each operand is the sum of two TF32 numbers, and what is left out is below
+``2**-21`` of it. Summed by tensor cores that is 1.3 to 4.5 times closer to fp64 than the library's
+fp32 (rms, K from 96 to 3,072) in half of its time (docs/performance.md, H200).
 """
 
 from __future__ import annotations
@@ -30,8 +34,25 @@ Tf32Products = Mapping[tuple[str, int], tuple[int, GemmConfig | MlpConfig | Laye
 #: First compute capabilities whose copy engine the tiles are for.
 TF32_CAPABILITIES = (9, 10)
 
-#: What is taken; nothing before a whole model has been faster with it.
-TF32_PRODUCTS: Tf32Products = {}
+#: What is taken (H200, batch 32: 122, 151, 114 and 68 us where the passes apart take 222, 287, 144
+#: and 75). qkv of 128 and 192 channels is slower so; fc1 apart was not measured.
+TF32_PRODUCTS: Tf32Products = {
+    ("mlp", 96): (20_000, MlpConfig(128, 64, num_warps=8, num_stages=2, tma=True)),
+    ("mlp", 128): (20_000, MlpConfig(64, 32, num_warps=4, num_stages=2, tma=True)),
+    ("mlp", 192): (20_000, MlpConfig(64, 32, num_warps=4, num_stages=2, tma=True)),
+    ("qkv", 96): (20_000, LayerNormLinearConfig(64, 32, 1, num_warps=4, num_stages=3)),
+}
+
+#: Fewest values (rows x channels) of a stage whose fp32 products are three of TF32, None for none,
+#: and their tiles.
+SPLIT_VALUES: int | None = 1_000_000
+SPLIT_TILES = GemmConfig(64, 64, 32, num_warps=4, num_stages=3, tma=True)
+
+
+def splits_fp32(M: int, C: int, device: torch.device) -> bool:
+    """Whether a stage of an fp32 engine multiplies in three TF32 products."""
+    fast = device_capability(device)[0] in TF32_CAPABILITIES
+    return fast and SPLIT_VALUES is not None and M * C >= SPLIT_VALUES
 
 
 def choose_tf32_products(

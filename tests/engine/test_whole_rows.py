@@ -21,7 +21,7 @@ from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.engine.whole_rows import RowsRange, default_whole_rows
 from fastswin.models import find_variant
-from fastswin.ops.linear_norm.config import LinearNormConfig
+from fastswin.ops.linear_norm.config import LinearNormConfig, linear_norm_blocker
 from fastswin.quant import QuantizedSwin
 
 CPU, HALF = torch.device("cpu"), PRECISIONS["fp16"]
@@ -158,3 +158,10 @@ def test_ranges_and_cards_decide():
     v2 = find_variant("swinv2_tiny_window8_256")
     assert "rows" not in words(32, rows | {("proj", 384, "wide", "wide"): (RowsRange(),)}, v2)
     assert default_whole_rows(CPU) is whole_rows.WHOLE_ROWS
+
+
+def test_what_was_measured_fits_the_card_it_was_measured_on():
+    for (layer, C, product, _), ranges in (whole_rows.MEASURED | whole_rows.WHOLE_ROWS).items():
+        depth, itemsize = (C if layer == "proj" else 4 * C), (2 if product == "wide" else 1)
+        for found in ranges:
+            assert linear_norm_blocker(C, depth, itemsize, (9, 0), found.config) is None

@@ -82,6 +82,26 @@ def block_gemms(batch: int, C: int, side: int, dtype: torch.dtype) -> None:
         mlp(*sized, vector(C), vector(C), None, 1e-5, None, pdl=True)
 
 
+def tf32_products(C: int, side: int) -> None:
+    """fp32 operands on tensor cores (engine/tf32.py), batch 32."""
+    linear, M = MODULES["linear"], 32 * side * side
+    if linear.device_capability(torch.device("meta")) < (8, 0):  # the public functions refuse
+        return
+    x, fc1, fc2 = (empty(*shape, dtype=torch.float32) for shape in ((M, C), (4 * C, C), (C, 4 * C)))
+    linear.linear_fwd(
+        x, fc1, vector(4 * C), "gelu", None, None, pdl=True, input_precision="tf32"
+    )  # fmt: skip
+    if C > FUSED_MLP:
+        return
+    linear.layer_norm_linear_fwd(
+        x, fc1[: 3 * C], vector(3 * C), None, 1e-5, vector(C), None, pdl=True,
+        input_precision="tf32",
+    )  # fmt: skip
+    MODULES["mlp"].mlp_fwd(
+        x, fc1, vector(4 * C), fc2, vector(C), None, None, vector(C), 1e-5, None, pdl=True
+    )
+
+
 def few_rows(C: int, side: int, dtype: torch.dtype) -> None:
     """A stage at batch 1 as the engine's small-batch forms have it."""
     small, M = MODULES["one_shot"], side * side
@@ -156,6 +176,7 @@ def record(selection: str) -> list:
             block_gemms(batch, C, side, half)
         for C in (96, 192) if every else (96,):
             embedding(C, half)
+            tf32_products(C, 5376 // C)
         stages = ((96, 56), (128, 56), (192, 28), (256, 28), (384, 14), (512, 14), (768, 7))
         for C, side in stages if every else ((96, 56), (768, 7)):
             few_rows(C, side, half)

@@ -86,7 +86,9 @@ def linear(
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
             ``weight``, ``bias``, ``offset`` or ``weight_sums``.
         input_precision: how fp32 operands enter tensor cores, "tf32" or "tf32x3"; None leaves
-            fp32 to the library, whose own switches also decide for the reference.
+            fp32 to the library, whose own switches also decide for the reference. In "tf32" rows
+            are rounded to nearest, the weight's last 13 bits are cut off: round it before
+            (``engine.prepare.round_to_tf32``).
 
     Returns:
         ``[..., N]`` in x's dtype; products accumulate in fp32.

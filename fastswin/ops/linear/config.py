@@ -134,11 +134,10 @@ def default_tf32_config(
     M: int, N: int, K: int, multiprocessors: int, capability: tuple[int, int]
 ) -> GemmConfig:
     """Heuristic for fp32 operands: a stage of 128 x 128 x 32 takes 32 KiB, two programs 192."""
-    tma = capability[0] in (9, 10) and K % 4 == 0
+    tma = capability >= (9, 0) and K % 4 == 0
     if cdiv(M, 128) * cdiv(N, 128) >= multiprocessors:
-        if tma:
-            return GemmConfig(128, 128, 32, num_warps=4, num_stages=3, tma=True)
-        return GemmConfig(128, 64, 32, num_warps=4, num_stages=3)
+        block_n = 128 if capability[0] in (9, 10) else 64  # elsewhere 99 to 163 KiB
+        return GemmConfig(128, block_n, 32, num_warps=4, num_stages=3, tma=tma)
     if cdiv(M, 64) * cdiv(N, 64) >= multiprocessors // 2:
         return GemmConfig(64, 64, 32, 4, 4 if tma else 3, tma)
     return GemmConfig(64 if M > 32 else MIN_DOT, 32, 32, 4, 4 if tma else 3, tma)

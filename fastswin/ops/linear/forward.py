@@ -59,6 +59,14 @@ def _store_tile(
     tl.store(out_ptr + base + at, acc.to(out_ptr.dtype.element_ty), mask=keep)
 
 
+@triton.jit
+def _rounded(x, PRECISION: tl.constexpr):
+    """Activations as tensor cores are to read them."""
+    if x.dtype == tl.float32 and PRECISION == "tf32":
+        x = nearest_tf32(x)
+    return x
+
+
 @triton.jit(do_not_specialize=["M"])
 def _linear_fwd_kernel(
     x_ptr, weight_ptr, bias_ptr, residual_ptr, out_ptr, M, N, K,
@@ -88,6 +96,7 @@ def _linear_fwd_kernel(
             k_valid = (start + k < K)[None, :]
             x = tl.load(x_at + start, mask=rows_valid & k_valid, other=0.0)
             w = tl.load(weight_at + start, mask=cols_valid & k_valid, other=0.0)
+        x = _rounded(x, PRECISION)
         acc = tl.dot(x, tl.trans(w), acc, input_precision=PRECISION)
     _store_tile(
         acc, bias_ptr, residual_ptr, out_ptr, tile_m, tile_n, M, N, BLOCK_M, BLOCK_N,
@@ -114,7 +123,7 @@ def _linear_fwd_tma_kernel(
             tile_n = tile % tiles_n
             acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
             for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
-                x = x_desc.load([tile_m * BLOCK_M, start])
+                x = _rounded(x_desc.load([tile_m * BLOCK_M, start]), PRECISION)
                 w = weight_desc.load([tile_n * BLOCK_N, start])
                 acc = tl.dot(x, w.T, acc, input_precision=PRECISION)
             _store_tile(
@@ -126,7 +135,7 @@ def _linear_fwd_tma_kernel(
         tile_n = tl.program_id(0) % tiles_n
         acc = tl.zeros([BLOCK_M, BLOCK_N], tl.float32)
         for start in tl.range(0, K, BLOCK_K, num_stages=NUM_STAGES):
-            x = x_desc.load([tile_m * BLOCK_M, start])
+            x = _rounded(x_desc.load([tile_m * BLOCK_M, start]), PRECISION)
             w = weight_desc.load([tile_n * BLOCK_N, start])
             acc = tl.dot(x, w.T, acc, input_precision=PRECISION)
         _store_tile(
@@ -168,11 +177,8 @@ def _layer_norm_linear_fwd_kernel(
         if KB > 0:
             b += tl.load(offset_ptr + kb).to(tl.float32)[None, :]
     a, b = normalize_rows(a, b, K, KB, eps)
-    if dtype == tl.float32 and PRECISION == "tf32":
-        a = nearest_tf32(a)
-        b = nearest_tf32(b)
-    a = a.to(dtype)
-    b = b.to(dtype)
+    a = _rounded(a.to(dtype), PRECISION)
+    b = _rounded(b.to(dtype), PRECISION)
     for step in tl.range(0, steps_each, num_stages=NUM_STAGES):
         col = (split * steps_each + step) * BLOCK_N + tl.arange(0, BLOCK_N)
         cols_valid = (col < N)[:, None]

@@ -84,10 +84,11 @@ def default_linear_norm_config(
 
 
 def part_width(C: int) -> int | None:
-    """Columns of a part: the widest power of two that makes up C in few; None if there is none."""
-    for width in (128, 256, 64, 32, 16):
-        if C % width == 0 and C // width <= MAX_PARTS:
-            return width
+    """Columns of a part, a power of two that makes up C in few; None if there is none."""
+    for most in (3, MAX_PARTS):  # 2 x 256 columns are 10 % faster than 4 x 128 (H200)
+        for width in (128, 256, 64, 32, 16):
+            if C % width == 0 and C // width <= most:
+                return width
     return None
 
 

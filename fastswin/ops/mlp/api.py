@@ -55,7 +55,8 @@ def mlp(
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes a
             weight.
         input_precision: "tf32" cuts fp32 operands to TF32; None leaves fp32 to the library, whose
-            own switches also decide for the reference.
+            own switches also decide for the reference. Weights are to be rounded before, as
+            ``ops.linear`` says.
 
     Returns:
         ``[..., C]`` in x's dtype.

@@ -34,20 +34,20 @@ class Prepared:
         arguments: of the kernel, up to the blocks.
         constants: by name, and the number of warps.
         work: pieces of work by phase.
-        depth: blocks of the stage.
+        packed: the blocks' weights; the kernel has their addresses only.
     """
 
     arguments: tuple[Any, ...]
     constants: dict[str, Any]
     work: dict[str, int]
-    depth: int
+    packed: PackedStage
 
     def launch(self, phase: str = "all", block: int | None = None) -> None:
         """One launch: of one phase of one block, or with barriers of all blocks."""
         from fastswin.ops.persistent_stage.kernel import _persistent_stage_kernel
 
         if block is None:
-            programs, blocks = max(self.work.values()), (0, self.depth)
+            programs, blocks = max(self.work.values()), (0, self.packed.depth)
             options = {"SYNC": True, "launch_cooperative_grid": True}
         else:
             programs, blocks = self.work[phase], (block, block + 1)
@@ -113,7 +113,7 @@ def prepare_launch(
     arguments = (
         x, n, o, stats, h, partials, packed.addresses, counter, packed.table, scale * LOG2_E, eps,
     )  # fmt: skip
-    return Prepared(arguments, constants, work, packed.depth)
+    return Prepared(arguments, constants, work, packed)
 
 
 def persistent_stage_fwd(

@@ -1,4 +1,4 @@
-"""Products of a tf32 engine in our kernels: what the plan takes, and that the answers stay right."""
+"""Products of a tf32 engine in our kernels: what the plan takes, and right answers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import torch
 from engine_cases import images_like, tiny
 
 import fastswin.engine.plan as plan_module
+from fastswin.engine import tf32
 from fastswin.engine.bind import bind
 from fastswin.engine.calls import record_calls
 from fastswin.engine.forward import Forward
@@ -74,3 +75,24 @@ def test_only_matrices_of_tf32_are_rounded():
         assert not torch.equal(getattr(b, name).weight, getattr(a, name).weight)
         assert torch.equal(getattr(b, name).bias, getattr(a, name).bias)
     assert torch.equal(exact.patch_weight, rounded.patch_weight)
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_fp32_of_many_values_is_three_products(version, monkeypatch):
+    """All products of a stage, onto the stream in place (V1) or a branch with its norm (V2)."""
+    monkeypatch.setattr(tf32, "SPLIT_VALUES", 32 * 20)  # the first stage has 24 tokens, the next 6
+    model = tiny(version, **SMALL)
+    fp32 = PRECISIONS["fp32"]
+    plan = make_plan(model.config, 1, model.config.image_size, CPU, fp32, "triton")
+    assert [s.split for s in plan.stages] == [True, False]
+    assert "three TF32 products" in plan.stages[0].reasons["gemm"]
+    forward = Forward(model.config, prepare(model, CPU, torch.float32), fp32)
+    bound, images = bind(plan, forward.weights, fp32), images_like(model, 1)
+    with torch.no_grad():
+        truth, logits = model.double()(images.double()), forward.logits(images, bound)
+        eager = model.float()(images)
+        calls = record_calls(forward, bound, images, execute=False)
+    bound_error = 2 * ((eager - truth).abs().max().item() + 2**-24 * truth.abs().max().item())
+    assert (logits - truth).abs().max().item() <= bound_error
+    ours = [c for c in calls if c.kwargs.get("input_precision") == "tf32x3"]
+    assert [c.layer for c in ours] == ["qkv", "proj", "fc1", "fc2", "merge"]
