@@ -28,16 +28,13 @@ class BlockOffsets:
 
     ``qkv_vectors`` are what a fused attention of heads adds behind its projections
     (ops/attention_half/packing.py), ``fc1_sums [hidden]`` what a LayerNorm behind fc1's product
-    takes off (ops/linear/one_shot.py); None without it. ``proj_bias`` and ``fc2_bias`` are a
-    layer's own with all that is pending, where its kernel normalises the stream (whole_rows.py).
+    takes off (ops/linear/one_shot.py); None without it.
     """
 
     norm1: Offset
     norm2: Offset
     qkv_vectors: torch.Tensor | None = None
     fc1_sums: torch.Tensor | None = None
-    proj_bias: Offset = None
-    fc2_bias: Offset = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,10 +103,7 @@ def _pending_biases(
     for number, block in enumerate(blocks):
         proj, mlp = stage.endings(number)
         norm1, vectors = pending, None
-        proj_bias = fc2_bias = None
-        if proj == "rows":
-            proj_bias, pending = _add(pending, block.proj.bias), None
-        elif proj == "inside":  # adds the offset to the residual it writes back
+        if proj == "inside":  # adds the offset to the residual it writes back
             pending = None
         elif _defers_bias(proj, block):
             pending = _add(pending, block.proj.bias)
@@ -119,14 +113,11 @@ def _pending_biases(
         wide = stage.formats is None or not stage.formats.blocks[number].fc1.quantized
         if stage.norm2 == "behind" and block.norm2 is None and wide:
             sums = block.fc1.weight.double().sum(1).float()
-        norm2 = pending
-        if mlp == "rows":
-            fc2_bias, pending = _add(pending, block.fc2.bias), None
-        elif mlp == "fused":  # adds the offset to the residual it writes back
+        rows.append(BlockOffsets(norm1, pending, vectors, sums))
+        if mlp == "fused":  # adds the offset to the residual it writes back
             pending = None
         elif _defers_bias(mlp, block):
             pending = _add(pending, block.fc2.bias)
-        rows.append(BlockOffsets(norm1, norm2, vectors, sums, proj_bias, fc2_bias))
     return tuple(rows), pending
 
 

@@ -23,7 +23,6 @@ from fastswin.engine.prepare import Linear, Norm, PreparedBlock, PreparedModel
 from fastswin.engine.tf32 import SPLIT_TILES
 from fastswin.models.config import SwinConfig
 from fastswin.ops.linear.config import OneShotConfig
-from fastswin.ops.linear_norm import NormedRows
 
 
 class BlockForward:
@@ -52,21 +51,19 @@ class BlockForward:
         block: PreparedBlock,
         stage: StagePlan,
         offsets: BlockOffsets,
-        unjoined: Unjoined | NormedRows | None = None,
-    ) -> Offset | NormedRows:
+        unjoined: Unjoined | None = None,
+    ) -> Offset:
         """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place.
 
-        ``unjoined`` is what the block before has left, added to the stream on the way, or this
-        block's ``norm1(x)`` from it.
+        ``unjoined`` is what the block before has left, added to the stream on the way.
 
         Returns:
-            For :meth:`mlp_half`: statistics of the stream or its norm (:meth:`project_back`);
-            mostly None.
+            Statistics of the stream for :meth:`mlp_half` (:meth:`project_back`); mostly None.
         """
         if stage.attention == "fused":
             return self.fused_attention_half(x, block, stage, offsets, unjoined)
         qkv = self.project_qkv(x, block, stage, offsets.norm1, unjoined)
-        return self.project_back(x, self.attention(qkv, block, stage), block, stage, offsets)
+        return self.project_back(x, self.attention(qkv, block, stage), block, stage)
 
     def fused_attention_half(
         self,
@@ -74,8 +71,8 @@ class BlockForward:
         block: PreparedBlock,
         stage: StagePlan,
         offsets: BlockOffsets,
-        unjoined: Unjoined | NormedRows | None = None,
-    ) -> Offset | NormedRows:
+        unjoined: Unjoined | None = None,
+    ) -> Offset:
         """:meth:`attention_half` as one kernel, or as one and proj.
 
         By heads, rows that a join has to read anyway are normalised there: the kernel is without
@@ -85,7 +82,6 @@ class BlockForward:
         table = block.bias_table(shift, self.precision.dtype)
         geometry = (block.scale, stage.num_heads, stage.window_size, shift)
         norm, config = block.norm1, stage.launch.get("attention")
-        assert not isinstance(unjoined, NormedRows)  # planned only before an attention apart
         if stage.proj == "inside":
             self.join(x, unjoined, stage)
             self.ops.packed_attention_half(
@@ -103,7 +99,7 @@ class BlockForward:
             rows, block.qkv.weight, offsets.qkv_vectors, offsets.norm1, table, block.head_scale,
             block.pad_qkv, *geometry, eps, config, pdl=stage.pdl,
         )  # fmt: skip
-        return self.project_back(x, attended, block, stage, offsets)
+        return self.project_back(x, attended, block, stage)
 
     def project_qkv(
         self,
@@ -111,22 +107,19 @@ class BlockForward:
         block: PreparedBlock,
         stage: StagePlan,
         offset: Offset,
-        unjoined: Unjoined | NormedRows | None = None,
+        unjoined: Unjoined | None = None,
     ) -> torch.Tensor:
         """``[B, H, W, C]`` to q, k, v ``[B, H, W, 3C]``, normalised first in V1."""
         impl = implementation_of(stage.qkv)
         tiles = stage.launch.get("qkv")
         if stage.qkv == "fused":
-            assert not isinstance(unjoined, NormedRows)  # normalises by itself
             self.join(x, unjoined, stage)
             return self.ops.linear(
                 x, block.qkv.weight, block.qkv.bias, layer_norm_eps=self.eps, offset=offset,
                 impl="triton", config=tiles, pdl=stage.pdl, **self.wide_products,
             )  # fmt: skip
         h = x
-        if isinstance(unjoined, NormedRows):
-            h = unjoined.normed
-        elif unjoined is not None:
+        if unjoined is not None:
             assert offset is None  # the product before had room for its bias
             h = self.join(x, unjoined, stage, norm="pre")
         elif block.norm1 is None:
@@ -138,22 +131,14 @@ class BlockForward:
         return self.wide_product(h, block.qkv, split=stage.split)
 
     def project_back(
-        self,
-        x: torch.Tensor,
-        attended: torch.Tensor,
-        block: PreparedBlock,
-        stage: StagePlan,
-        offsets: BlockOffsets,
-    ) -> Offset | NormedRows:
+        self, x: torch.Tensor, attended: torch.Tensor, block: PreparedBlock, stage: StagePlan
+    ) -> Offset:
         """Attention's output ``[B, H, W, C]`` through proj onto the stream, in place.
 
         Returns:
             Where the second norm is behind fc1's product, mean and squared deviations of parts of
-            the stream's rows ``[2, parts, rows]`` (ops/linear/one_shot.py); where proj's kernel
-            normalises, the stream and its norm; else None.
+            the stream's rows ``[2, parts, rows]`` (ops/linear/one_shot.py); else None.
         """
-        if stage.proj == "rows":
-            return self.add_normed_rows(x, attended, block, stage, "proj", offsets.proj_bias)
         stats = None
         if block.norm1 is not None:
             if stage.proj == "fused":
@@ -182,24 +167,6 @@ class BlockForward:
             )
         return stats
 
-    def add_normed_rows(
-        self,
-        x: torch.Tensor,
-        h: torch.Tensor,
-        block: PreparedBlock,
-        stage: StagePlan,
-        layer: str,
-        bias: Offset,
-    ) -> NormedRows:
-        """``h @ weight.T + bias`` onto the stream, in place, and its LayerNorm for the next reader.
-
-        ``layer`` is "proj" or "fc2", ``bias`` with all that is pending.
-        """
-        return self.ops.linear_add_layer_norm(
-            h, getattr(block, layer).weight, bias, residual=x, eps=self.eps, out=x, impl="triton",
-            config=stage.launch.get(layer), pdl=stage.pdl,
-        )  # fmt: skip
-
     def attention(self, qkv: torch.Tensor, block: PreparedBlock, stage: StagePlan) -> torch.Tensor:
         """Window attention ``[B, H, W, 3C] -> [B, H, W, C]``."""
         shift = stage.shift_size if block.shifted else (0, 0)
@@ -221,15 +188,14 @@ class BlockForward:
         block: PreparedBlock,
         stage: StagePlan,
         offsets: BlockOffsets,
-        stats: Offset | NormedRows = None,
-    ) -> Unjoined | NormedRows | None:
+        stats: Offset = None,
+    ) -> Unjoined | None:
         """``x += mlp(norm2(x))`` (V1) or ``x += norm2(mlp(x))`` (V2), in place.
 
         ``stats`` are :meth:`attention_half`'s.
 
         Returns:
-            What the stream lacks, for :meth:`attention_half` or :meth:`join`, or its norm for the
-            next block's; mostly None.
+            What the stream lacks, for :meth:`attention_half` or :meth:`join`; mostly None.
         """
         fc1, fc2, norm = block.fc1, block.fc2, block.norm2
         if stage.mlp == "fused":
@@ -261,21 +227,14 @@ class BlockForward:
                 eps=self.eps, impl="triton", pdl=stage.pdl,
             )  # fmt: skip
             return None
-        word = stage.endings(block.number)[1]
-        if word == "rows":
-            return self.add_normed_rows(x, h, block, stage, "fc2", offsets.fc2_bias)
-        self.shrink(x, h, block, word, pdl=stage.pdl, split=stage.split)
+        self.shrink(x, h, block, stage.mlp, pdl=stage.pdl, split=stage.split)
         return None
 
     def join(
-        self,
-        x: torch.Tensor,
-        unjoined: Unjoined | NormedRows | None,
-        stage: StagePlan,
-        norm: str = "none",
+        self, x: torch.Tensor, unjoined: Unjoined | None, stage: StagePlan, norm: str = "none"
     ) -> torch.Tensor:
         """Add what the stream lacks, in place; the stream, or with "pre" its LayerNorm."""
-        if unjoined is None or isinstance(unjoined, NormedRows):  # the latter lacks nothing
+        if unjoined is None:
             return x
         normed = self.ops.add_split_k(
             unjoined.partials, x, unjoined.bias, norm=norm, eps=self.eps, impl="triton",
@@ -289,12 +248,12 @@ class BlockForward:
         block: PreparedBlock,
         stage: StagePlan,
         offsets: BlockOffsets,
-        stats: Offset | NormedRows = None,
+        stats: Offset = None,
     ) -> torch.Tensor:
         """``gelu(fc1(x))`` ``[B, H, W, hidden]``, normalised first in V1."""
         fc1, offset = block.fc1, offsets.norm2
         tiles = stage.launch.get("fc1")
-        if isinstance(stats, torch.Tensor) and offsets.fc1_sums is not None:
+        if stats is not None and offsets.fc1_sums is not None:
             assert offset is None  # the product before had room for its bias
             return self.ops.linear(
                 x, fc1.weight, fc1.bias, activation="gelu", layer_norm_eps=self.eps,
@@ -307,14 +266,12 @@ class BlockForward:
                 offset=offset, impl="triton", config=tiles, pdl=stage.pdl,
             )  # fmt: skip
         h = x
-        if isinstance(stats, NormedRows):
-            h = stats.normed
-        elif block.norm2 is None:
+        if block.norm2 is None:
             h = self.ops.layer_norm(
                 x, eps=self.eps, offset=offset, impl=implementation_of(stage.mlp), pdl=stage.pdl
             )
         ours = self.precision.half or self.wide_products
-        if ours and stage.mlp in ("library", "rows", "fused", "split-k"):
+        if ours and stage.mlp in ("library", "fused", "split-k"):
             return self.ops.linear(
                 h, fc1.weight, fc1.bias, activation="gelu", impl="triton", config=tiles,
                 pdl=stage.pdl, **self.wide_products,

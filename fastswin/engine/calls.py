@@ -26,7 +26,6 @@ from fastswin.engine.bind import BoundPlan
 from fastswin.engine.forward import Forward
 from fastswin.engine.prepare import PreparedBlock
 from fastswin.engine.quantized.prepare import LayerForms
-from fastswin.ops.linear_norm import NormedRows
 from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config
 
 
@@ -202,11 +201,8 @@ class _Recorder(TorchFunctionMode):
     ) -> Any:
         self._inside = True
         try:
-            result: Any
             if self._execute or not launches_kernel(function, kwargs):
                 result = function(*args, **kwargs)
-            elif function is operators.linear_add_layer_norm:
-                result = _empty_rows(args, kwargs)
             elif kwargs.get("out") is not None:
                 result = kwargs["out"]
             elif function is operators.add_split_k and kwargs.get("norm") != "pre":
@@ -250,15 +246,6 @@ def _empty_result(
     if function in (operators.layer_norm_per_token, operators.quantize_per_token):
         return result, x.new_empty(x.shape[:-1], dtype=torch.float32)
     return result
-
-
-def _empty_rows(args: tuple, kwargs: dict[str, Any]) -> NormedRows:
-    """Memory like the results of a product with the LayerNorm behind it."""
-    stream, per_token = kwargs["residual"], kwargs.get("per_token", False)
-    narrow = per_token or kwargs.get("output_scale") is not None
-    dtype = kwargs.get("out_dtype") or (torch.int8 if narrow else stream.dtype)
-    steps = stream.new_empty(stream.shape[:-1], dtype=torch.float32) if per_token else None
-    return NormedRows(stream, torch.empty_like(stream, dtype=dtype), steps)
 
 
 def _split_k_heuristic(x: torch.Tensor, weight: torch.Tensor) -> SplitKConfig:

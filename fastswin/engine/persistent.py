@@ -71,11 +71,11 @@ def choose_persistent(
 def pack_blocks(
     blocks: Sequence[PreparedBlock], shift_size: tuple[int, int], dtype: torch.dtype
 ) -> PackedStage:
-    """A stage's weights as the kernel finds them."""
+    """A stage's weights as the kernel finds them; their biases are in the packed tables."""
     weights, tables = [], []
     for block in blocks:
         packed = BlockWeights(
-            block.qkv.weight, block.qkv.bias, block.bias, block.proj.weight, block.proj.bias,
+            block.qkv.weight, block.qkv.bias, None, block.proj.weight, block.proj.bias,
             block.fc1.weight, block.fc1.bias, block.fc2.weight, block.fc2.bias,
             block.shifted and shift_size != (0, 0),
         )  # fmt: skip

@@ -13,14 +13,12 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
            "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
                       carried as an offset that the next reader adds (bind.py)
            "inside"   in attention's kernel, with the residual
-           "rows"     one kernel with residual and the second LayerNorm (whole_rows.py)
     all    "persistent"  every block of the stage in one kernel (persistent.py)
     mlp    "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M
            "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
            "split-k"  our LayerNorm (in fc1 where its tiles say so), our fc1 with GELU, fc2 cut
                       along K: few rows
-           "rows"     as "library", fc2 in one kernel with residual and the next block's LayerNorm
         "unfused"  the same with fc1 by the library and GELU apart: where a table says so, and in
                    tf32 (tf32.py)
     merge  "fused"    2x2 gather, LayerNorm and GEMM in one kernel: never by itself
@@ -70,12 +68,6 @@ from fastswin.engine.tuned import (
     stage_layers,
     tuned_form,
     tuned_launches,
-)
-from fastswin.engine.whole_rows import (
-    RowsProblem,
-    WholeRows,
-    choose_whole_rows,
-    default_whole_rows,
 )
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
@@ -140,11 +132,9 @@ class StagePlan:
 
     def endings(self, block: int) -> tuple[str, str]:
         """The words for proj and mlp of one block: "quantized" where its last product is."""
-        last = block + 1 == self.depth  # no norm of this stage follows it
-        mlp = "library" if self.mlp == "rows" and last else self.mlp
         if self.formats is None:
-            return self.proj, mlp
-        return self.formats.blocks[block].endings(self.proj, mlp)
+            return self.proj, self.mlp
+        return self.formats.blocks[block].endings(self.proj, self.mlp)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -170,7 +160,6 @@ def make_plan(
     table: TuningTable | None = None,
     pdl: bool | None = None,
     fused_attention: FusedAttention | None = None,
-    whole_rows: WholeRows | None = None,
     persistent: PersistentStages | None = None,
 ) -> ModelPlan:
     """Choose implementations.
@@ -182,7 +171,6 @@ def make_plan(
             False leaves both out.
         fused_attention: stages whose attention half is one kernel, by windows; None takes the
             engine's table where its tiles fit, on compute capability 9 and 10.
-        whole_rows: products that are one kernel with the LayerNorm behind them; None likewise.
         persistent: stages of few rows whose blocks are one kernel; None takes the engine's.
 
     Raises:
@@ -202,8 +190,6 @@ def make_plan(
     if fused is None:
         measured = not blocked and device_capability(device)[0] in FUSED_CAPABILITIES
         fused = FUSED_ATTENTION if measured else {}
-    if whole_rows is None:
-        whole_rows = {} if blocked else default_whole_rows(device)
     stages = tuple(
         _plan_stage(
             config,
@@ -216,7 +202,6 @@ def make_plan(
             pdl,
             device,
             fused,
-            whole_rows,
             PERSISTENT_STAGES if persistent is None else persistent,
         )
         for stage in range(config.num_stages)
@@ -246,7 +231,6 @@ def _plan_stage(
     pdl: bool,
     device: torch.device,
     fused_attention: FusedAttention,
-    whole_rows: WholeRows,
     persistent: PersistentStages,
 ) -> StagePlan:
     map_size = config.map_size(stage, image_size)
@@ -274,8 +258,9 @@ def _plan_stage(
                 TF32_PRODUCTS, choice, reasons, launch, version=config.version, M=M, C=C,
                 hidden=config.hidden_dim(stage), device=device,
             )  # fmt: skip
-        if not precision.half and not precision.tf32 and splits_fp32(M, C, device):
-            split = True
+        exact = not precision.half and not precision.tf32
+        split = exact and splits_fp32(M, C, config.hidden_dim(stage), device)
+        if split:
             reasons["gemm"] = "three TF32 products: closer to fp64 than the library's and faster"
         if precision.half:
             choose_fused_attention(
@@ -284,17 +269,13 @@ def _plan_stage(
                 windows=max(batch, 1) * math.prod(num_windows(map_size, window)),
                 map_tokens=math.prod(map_size),
             )  # fmt: skip
-            if config.version == 1:
-                _choose_rows(
-                    whole_rows, choice, reasons, launch, M, C, config.hidden_dim(stage), device
-                )
             if config.version == 1 and pdl:
                 shape = StageShape(
                     max(batch, 1), map_size, C, config.num_heads[stage], config.hidden_dim(stage),
                     window, shift,
                 )  # fmt: skip
                 choose_persistent(persistent, choice, reasons, launch, shape, device)
-            if choice["mlp"] in ("library", "rows") and "fc1" not in launch:
+            if choice["mlp"] == "library" and "fc1" not in launch:
                 reasons |= hopper_reason(M, config.hidden_dim(stage), C, precision.dtype, device)
     return StagePlan(
         stage=stage,
@@ -315,30 +296,6 @@ def _plan_stage(
         norm2=second_norm(config.version, choice, launch, C),
         split=split,
     )
-
-
-def _choose_rows(
-    table: WholeRows,
-    choice: dict[str, str],
-    reasons: dict[str, str],
-    launch: dict[str, LayerTiles],
-    M: int,
-    C: int,
-    hidden: int,
-    device: torch.device,
-) -> None:
-    """Take proj and fc2 with the LayerNorm behind them where both sides are kernels apart."""
-    if choice["mlp"] != "library":
-        return
-    capability = device_capability(device)
-    if choice["proj"] == "library":
-        problem = RowsProblem("proj", M, C, C, "wide", "wide", capability)
-        if choose_whole_rows(table, problem, reasons, launch):
-            choice["proj"] = "rows"
-    if choice["qkv"] in ("library", "tiled"):
-        problem = RowsProblem("fc2", M, C, hidden, "wide", "wide", capability)
-        if choose_whole_rows(table, problem, reasons, launch):
-            choice["mlp"] = "rows"
 
 
 def _tuned_launch(

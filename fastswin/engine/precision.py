@@ -1,7 +1,7 @@
 """What each precision of the engine means.
 
     name        storage  products
-    fp32        fp32     fp32, never TF32
+    fp32        fp32     fp32, or three of TF32 that are closer to fp64 (tf32.py); never one
     tf32        fp32     TF32 tensor cores, fp32 accumulation
     fp16        fp16     fp16 operands, fp32 accumulation
     bf16        bf16     bf16 operands, fp32 accumulation

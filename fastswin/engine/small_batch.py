@@ -18,13 +18,12 @@ from fastswin.ops.linear.config import (
     default_one_shot_config,
     one_shot_blocker,
 )
-from fastswin.ops.linear_norm.config import LinearNormConfig
 from fastswin.ops.persistent_stage.config import PersistentStageConfig
 from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config, split_k_blocker
 from fastswin.tuning.problem import LaunchConfig
 
 #: Tiles of one layer in a plan.
-LayerTiles = LaunchConfig | SplitKConfig | PersistentStageConfig | LinearNormConfig
+LayerTiles = LaunchConfig | SplitKConfig | PersistentStageConfig
 
 #: First compute capability with programmatic dependent launch.
 PDL_CAPABILITY = (9, 0)

@@ -28,8 +28,10 @@ from fastswin.ops.linear.config import (
 from fastswin.ops.mlp.api import HIDDEN_STEP
 from fastswin.ops.mlp.config import MlpConfig, mlp_blocker
 
-#: Fewest rows and tiles by (word, channels).
-Tf32Products = Mapping[tuple[str, int], tuple[int, GemmConfig | MlpConfig | LayerNormLinearConfig]]
+#: Fewest rows and tiles by (version, word, channels).
+Tf32Products = Mapping[
+    tuple[int, str, int], tuple[int, GemmConfig | MlpConfig | LayerNormLinearConfig]
+]
 
 #: First compute capabilities whose copy engine the tiles are for.
 TF32_CAPABILITIES = (9, 10)
@@ -37,10 +39,10 @@ TF32_CAPABILITIES = (9, 10)
 #: What is taken (H200, batch 32: 122, 151, 114 and 68 us where the passes apart take 222, 287, 144
 #: and 75). qkv of 128 and 192 channels is slower so; fc1 apart was not measured.
 TF32_PRODUCTS: Tf32Products = {
-    ("mlp", 96): (20_000, MlpConfig(128, 64, num_warps=8, num_stages=2, tma=True)),
-    ("mlp", 128): (20_000, MlpConfig(64, 32, num_warps=4, num_stages=2, tma=True)),
-    ("mlp", 192): (20_000, MlpConfig(64, 32, num_warps=4, num_stages=2, tma=True)),
-    ("qkv", 96): (20_000, LayerNormLinearConfig(64, 32, 1, num_warps=4, num_stages=3)),
+    (1, "mlp", 96): (20_000, MlpConfig(128, 64, num_warps=8, num_stages=2, tma=True)),
+    (1, "mlp", 128): (20_000, MlpConfig(64, 32, num_warps=4, num_stages=2, tma=True)),
+    (1, "mlp", 192): (20_000, MlpConfig(64, 32, num_warps=4, num_stages=2, tma=True)),
+    (1, "qkv", 96): (20_000, LayerNormLinearConfig(64, 32, 1, num_warps=4, num_stages=3)),
 }
 
 #: Fewest values (rows x channels) of a stage whose fp32 products are three of TF32, None for none,
@@ -49,9 +51,12 @@ SPLIT_VALUES: int | None = 1_000_000
 SPLIT_TILES = GemmConfig(64, 64, 32, num_warps=4, num_stages=3, tma=True)
 
 
-def splits_fp32(M: int, C: int, device: torch.device) -> bool:
-    """Whether a stage of an fp32 engine multiplies in three TF32 products."""
-    fast = device_capability(device)[0] in TF32_CAPABILITIES
+def splits_fp32(M: int, C: int, hidden: int, device: torch.device) -> bool:
+    """Whether a stage of an fp32 engine multiplies in three TF32 products.
+
+    The copy engine takes rows of a multiple of 16 bytes.
+    """
+    fast = device_capability(device)[0] in TF32_CAPABILITIES and (C | hidden) % 4 == 0
     return fast and SPLIT_VALUES is not None and M * C >= SPLIT_VALUES
 
 
@@ -81,7 +86,7 @@ def choose_tf32_products(
         return
 
     def take(layer: str, word: str, at: str) -> bool:
-        fewest, tiles = table.get((layer, C), (0, None))
+        fewest, tiles = table.get((version, layer, C), (0, None))
         if tiles is None or fewest > M:
             return False
         choice[at], launch[layer] = word, tiles

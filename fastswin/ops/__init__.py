@@ -5,7 +5,6 @@ from fastswin.ops.feed_forward import feed_forward
 from fastswin.ops.layer_norm import layer_norm, layer_norm_per_token
 from fastswin.ops.library_linear import library_linear
 from fastswin.ops.linear import linear
-from fastswin.ops.linear_norm import linear_add_layer_norm
 from fastswin.ops.masked_softmax import (
     grouped_tril_softmax,
     masked_softmax,
@@ -49,7 +48,6 @@ __all__ = [
     "layer_norm_per_token",
     "library_linear",
     "linear",
-    "linear_add_layer_norm",
     "masked_softmax",
     "masked_softmax_",
     "merge_neighbours",

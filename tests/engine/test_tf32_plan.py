@@ -23,7 +23,11 @@ SMALL = {"depths": (1, 1), "image_size": (16, 24), "window_size": 4}
 
 GEMM, MLP = GemmConfig(64, 64, 32, 4, 2, tma=True), MlpConfig(32, 32, 4, 2, tma=True)
 NORM = LayerNormLinearConfig(32, 32, 1, 4, 2)
-TABLE = {("fc1", 32): (1, GEMM), ("qkv", 32): (1, NORM), ("mlp", 64): (1, MLP)}
+TABLE = {
+    (version, *key): (1, tiles)
+    for version in (1, 2)
+    for key, tiles in ((("fc1", 32), GEMM), (("qkv", 32), NORM), (("mlp", 64), MLP))
+}
 
 
 @pytest.mark.parametrize(

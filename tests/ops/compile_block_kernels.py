@@ -17,6 +17,7 @@ from unittest import mock
 import torch
 
 from fastswin.engine.small_batch import ONE_SHOT_CHANNELS, small_stage
+from fastswin.engine.tf32 import SPLIT_TILES, TF32_CAPABILITIES, TF32_PRODUCTS
 from fastswin.ops.linear.config import OneShotConfig
 from fastswin.ops.split_k.config import SplitKConfig
 from fastswin.ops.window_attention.config import padded_tokens
@@ -97,9 +98,18 @@ def tf32_products(C: int, side: int) -> None:
         x, fc1[: 3 * C], vector(3 * C), None, 1e-5, vector(C), None, pdl=True,
         input_precision="tf32",
     )  # fmt: skip
-    MODULES["mlp"].mlp_fwd(
-        x, fc1, vector(4 * C), fc2, vector(C), None, None, vector(C), 1e-5, None, pdl=True
-    )
+    tiles = [None]
+    if linear.device_capability(x.device)[0] in TF32_CAPABILITIES:
+        tiles += [config for key, (_, config) in TF32_PRODUCTS.items() if key[1:] == ("mlp", C)]
+        linear.linear_fwd(
+            x, fc1, vector(4 * C), None, empty(M, 4 * C, dtype=torch.float32), None, SPLIT_TILES,
+            pdl=True, input_precision="tf32x3",
+        )  # fmt: skip
+    for config in tiles:
+        MODULES["mlp"].mlp_fwd(
+            x, fc1, vector(4 * C), fc2, vector(C), None, None, vector(C), 1e-5, None, config,
+            pdl=True,
+        )  # fmt: skip
 
 
 def few_rows(C: int, side: int, dtype: torch.dtype) -> None:

@@ -60,11 +60,11 @@ class BlockFormats:
         A wide fc2 behind a quantised fc1 stands alone, as in the word "library"; one kernel for
         both is "fused", and adds what is pending like the half-precision one.
         """
-        if self.proj.quantized and proj != "rows":
+        if self.proj.quantized:
             proj = "quantized"
         if self.mlp == "fused":
             mlp = "fused"
-        elif self.fc2.quantized and mlp != "rows":
+        elif self.fc2.quantized:
             mlp = "quantized"
         elif self.fc1.quantized and mlp in ("fused", "split"):
             mlp = "library"

@@ -23,7 +23,6 @@ from fastswin.engine.precision import FORMAT_DTYPES
 from fastswin.engine.prepare import Linear, Norm, PreparedBlock
 from fastswin.engine.quantized.formats import BlockFormats, LayerFormat
 from fastswin.engine.quantized.prepare import LayerForms, OrderedAffine, Steps
-from fastswin.ops.linear_norm import NormedRows
 
 
 class QuantizedForward(Forward):
@@ -35,8 +34,8 @@ class QuantizedForward(Forward):
         block: PreparedBlock,
         stage: StagePlan,
         offsets: BlockOffsets,
-        unjoined: Unjoined | NormedRows | None = None,
-    ) -> Offset | NormedRows:
+        unjoined: Unjoined | None = None,
+    ) -> Offset:
         """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place."""
         if stage.attention == "fused":
             return super().attention_half(x, block, stage, offsets, unjoined)
@@ -50,10 +49,10 @@ class QuantizedForward(Forward):
         else:
             qkv = self.project_qkv(x, block, stage, offsets.norm1, unjoined)
         attended = self.quantized_attention(qkv, block, stage)
-        if formats.proj.quantized and stage.proj != "rows":
+        if formats.proj.quantized:
             self.add_product(x, attended, block.proj, formats.proj, block.norm1, stage.pdl)
             return None
-        return self.project_back(x, attended, block, stage, offsets)
+        return self.project_back(x, attended, block, stage)
 
     def attention_input(
         self,
@@ -61,15 +60,13 @@ class QuantizedForward(Forward):
         block: PreparedBlock,
         stage: StagePlan,
         offset: Offset,
-        unjoined: Unjoined | NormedRows | None,
+        unjoined: Unjoined | None,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What an 8-bit qkv reads, and its steps where every token has its own.
 
         What the block before has left is added to the stream by the LayerNorm that rounds, or,
-        where another kernel rounds, by one of its own; or it has left what is read here.
+        where another kernel rounds, by one of its own.
         """
-        if isinstance(unjoined, NormedRows):
-            return unjoined.normed, unjoined.row_scale
         layer = _formats(stage, block).qkv
         scale = _steps(block.qkv).input_scale
         if unjoined is not None and scale is not None and block.norm1 is None and offset is None:
@@ -116,8 +113,8 @@ class QuantizedForward(Forward):
         block: PreparedBlock,
         stage: StagePlan,
         offsets: BlockOffsets,
-        stats: Offset | NormedRows = None,
-    ) -> Unjoined | NormedRows | None:
+        stats: Offset = None,
+    ) -> Unjoined | None:
         """``x += mlp(norm2(x))`` (V1) or ``x += norm2(mlp(x))`` (V2), in place."""
         formats = _formats(stage, block)
         fc1, fc2 = formats.fc1, formats.fc2
@@ -129,13 +126,8 @@ class QuantizedForward(Forward):
         reader = _steps(block.fc2) if fc2.quantized else None
         stored = reader if fc1.format == fc2.format else None  # fc1's epilogue writes fc2's input
         if fc1.quantized:
-            if isinstance(stats, NormedRows):
-                h, token_scale = stats.normed, stats.row_scale
-            else:
-                eps = self.eps if block.norm2 is None else None
-                h, token_scale = self.quantized_input(
-                    x, block.fc1, fc1, offsets.norm2, eps, stage.pdl
-                )
+            eps = self.eps if block.norm2 is None else None
+            h, token_scale = self.quantized_input(x, block.fc1, fc1, offsets.norm2, eps, stage.pdl)
             h = self.product(
                 h, block.fc1, fc1, token_scale, reader=stored, activation="gelu", pdl=stage.pdl
             )
@@ -145,8 +137,6 @@ class QuantizedForward(Forward):
             h = self.ops.quantize(
                 h, reader.input_scale, FORMAT_DTYPES[fc2.format], impl=_impl(fc2), pdl=stage.pdl
             )
-        if stage.endings(block.number)[1] == "rows":
-            return self.add_normed_rows(x, h, block, stage, "fc2", offsets.fc2_bias)
         if fc2.quantized and stage.mlp == "split-k" and self.is_cut(block, fc2):
             forms = cast(LayerForms, block.fc2)
             partials = self.ops.split_k_linear(
@@ -157,39 +147,8 @@ class QuantizedForward(Forward):
         if fc2.quantized:
             self.add_product(x, h, block.fc2, fc2, block.norm2, stage.pdl)
         else:
-            self.shrink(x, h, block, stage.endings(block.number)[1], pdl=stage.pdl)
+            self.shrink(x, h, block, formats.endings(stage.proj, stage.mlp)[1], pdl=stage.pdl)
         return None
-
-    def add_normed_rows(
-        self,
-        x: torch.Tensor,
-        h: torch.Tensor,
-        block: PreparedBlock,
-        stage: StagePlan,
-        layer: str,
-        bias: Offset,
-    ) -> NormedRows:
-        """A product of "proj" or "fc2" onto the stream, and its norm for the next reader."""
-        reader_block, read = block, "fc1"
-        if layer == "fc2":
-            reader_block, read = self.weights.stages[stage.stage][block.number + 1], "qkv"
-        own = getattr(_formats(stage, block), layer)
-        reader = getattr(_formats(stage, reader_block), read)
-        linear, output = getattr(block, layer), {}
-        if reader.quantized:
-            steps = _steps(getattr(reader_block, read)).input_scale
-            output = {
-                "output_scale": steps, "per_token": steps is None,
-                "out_dtype": FORMAT_DTYPES[reader.format],
-            }  # fmt: skip
-        if own.quantized:
-            weight, scale = linear.packed, linear.steps.scale
-        else:
-            weight, scale = linear.weight, None
-        return self.ops.linear_add_layer_norm(
-            h, weight, bias, residual=x, scale=scale, eps=self.eps, out=x, impl="triton",
-            config=stage.launch.get(layer), pdl=stage.pdl, **output,
-        )  # fmt: skip
 
     def is_cut(self, block: PreparedBlock, layer: LayerFormat) -> bool:
         """Whether fc2 of few rows may be cut along K: V1, its result wide."""

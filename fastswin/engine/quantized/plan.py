@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 
 from fastswin._triton.available import why_not_half
-from fastswin._triton.device import device_capability
 from fastswin.engine.plan import SMALL_STAGE_VALUES, ModelPlan, StagePlan
 from fastswin.engine.prepare import Linear, PreparedModel
 from fastswin.engine.quantized.formats import (
@@ -27,13 +26,6 @@ from fastswin.engine.quantized.formats import (
 from fastswin.engine.quantized.library import why_not_library
 from fastswin.engine.quantized.mix import Mix, why_not_fused, why_wide
 from fastswin.engine.quantized.prepare import LayerForms
-from fastswin.engine.small_batch import LayerTiles
-from fastswin.engine.whole_rows import (
-    RowsProblem,
-    WholeRows,
-    choose_whole_rows,
-    default_whole_rows,
-)
 from fastswin.models.config import SwinConfig
 from fastswin.ops.quantized_linear.config import quantized_linear_blocker
 from fastswin.ops.quantized_mlp.config import quantized_mlp_blocker
@@ -46,7 +38,6 @@ def quantize_plan(
     calibration: Calibration,
     mix: Mix,
     weights: PreparedModel | None = None,
-    whole_rows: WholeRows | None = None,
 ) -> ModelPlan:
     """A half-precision plan with its 8-bit layers chosen.
 
@@ -56,16 +47,9 @@ def quantize_plan(
         calibration: what its layers may be quantised to.
         mix: "auto" leaves wide what brings no speed, "scheme" quantises all that the scheme does.
         weights: of the engine, some layers of which the CUDA library may take; None has none.
-        whole_rows: products that are one kernel with the LayerNorm behind them; None takes the
-            engine's table for the GPU of ``weights``. The half-precision plan has none.
     """
-    if whole_rows is None:
-        device = None if weights is None else weights.patch_weight.device
-        whole_rows = {} if device is None else default_whole_rows(device)
     stages = tuple(
-        _StageChooser(
-            stage, config, calibration, mix, max(plan.batch, 1), weights, whole_rows
-        ).choose()
+        _StageChooser(stage, config, calibration, mix, max(plan.batch, 1), weights).choose()
         for stage in plan.stages
     )
     return dataclasses.replace(plan, stages=stages)
@@ -82,9 +66,7 @@ class _StageChooser:
         mix: Mix,
         batch: int,
         weights: PreparedModel | None,
-        whole_rows: WholeRows,
     ) -> None:
-        self.whole_rows = whole_rows
         self.stage, self.calibration, self.mix = stage, calibration, mix
         self.weights = weights
         self.hidden = config.hidden_dim(stage.stage)
@@ -106,13 +88,8 @@ class _StageChooser:
             if self.weights is not None:
                 forms = self.weights.mergings[self.stage.stage].reduction
                 reduction = self.library("reduction", reduction, forms, 2 * C, 4 * C)
-        launch = dict(self.stage.launch)
-        proj, mlp, blocks = self.by_rows(blocks, launch)
         return dataclasses.replace(
             self.stage,
-            proj=proj,
-            mlp=mlp,
-            launch=launch,
             formats=StageFormats(blocks, reduction),
             reasons=self.stage.reasons | self.reasons,
         )
@@ -141,54 +118,6 @@ class _StageChooser:
             if not fused:
                 fc2 = self.library("fc2", fc2, forms.fc2, C, hidden)
         return BlockFormats(qkv, attention, proj, fc1, fc2, "fused" if fused else "split")
-
-    def by_rows(
-        self, blocks: tuple[BlockFormats, ...], launch: dict[str, LayerTiles]
-    ) -> tuple[str, str, tuple[BlockFormats, ...]]:
-        """The plan's words for proj and mlp with the products that take the norm behind them.
-
-        All blocks of a stage do or none; whoever multiplied one of their products, our kernel does.
-        """
-        stage = self.stage
-        proj, mlp = stage.proj, stage.mlp
-        apart = stage.mlp == "library" and all(b.mlp == "split" for b in blocks)
-        if not self.kernels or self.config.version != 1 or not apart or not self.whole_rows:
-            return proj, mlp, blocks
-        if stage.proj == "library" and self.takes_rows("proj", "fc1", blocks, launch):
-            proj = "rows"
-            blocks = tuple(dataclasses.replace(b, proj=_by_triton(b.proj)) for b in blocks)
-        apart = stage.qkv in ("library", "tiled") and stage.attention == "triton"
-        if apart and self.takes_rows("fc2", "qkv", blocks, launch):
-            mlp = "rows"
-            blocks = (
-                *(dataclasses.replace(b, fc2=_by_triton(b.fc2)) for b in blocks[:-1]), blocks[-1],
-            )  # fmt: skip
-        return proj, mlp, blocks
-
-    def takes_rows(
-        self,
-        layer: str,
-        reader: str,
-        blocks: tuple[BlockFormats, ...],
-        launch: dict[str, LayerTiles],
-    ) -> bool:
-        """Whether the table has a layer whose next reader is ``reader``, in these formats."""
-        formats = {(getattr(b, layer).format, getattr(b, reader).format) for b in blocks}
-        room = {"proj": "attn", "fc2": "mlp"}[layer]
-        names = [f"layers.{self.stage.stage}.blocks.{i}.{room}.{layer}" for i in range(len(blocks))]
-        narrow = [self.range(name).scheme.output == "quantized" for name in names]
-        product, stored = next(iter(formats))
-        if len(formats) > 1 or (product != "wide" and any(narrow)):
-            self.reasons[f"{layer} by rows"] = "blocks differ in format, or store it in 8 bits"
-            return False
-        C = self.stage.channels
-        capability = (9, 0)
-        if self.weights is not None:
-            capability = device_capability(self.weights.patch_weight.device)
-        problem = RowsProblem(
-            layer, self.rows, C, C if layer == "proj" else self.hidden, product, stored, capability
-        )
-        return choose_whole_rows(self.whole_rows, problem, self.reasons, launch)
 
     def fused_mlp(self, at: str) -> LayerFormat | None:
         """The format of an MLP that is one 8-bit kernel, None where it is not."""
@@ -248,10 +177,6 @@ class _StageChooser:
             kind, format, self.rows, self.stage.channels, small=self.small,
             post_norm=self.config.version == 2,
         )  # fmt: skip
-
-
-def _by_triton(layer: LayerFormat) -> LayerFormat:
-    return dataclasses.replace(layer, backend="triton") if layer.quantized else layer
 
 
 def why_not_one_kernel(config: SwinConfig, fc1: LayerRange, fc2: LayerRange) -> str | None:

@@ -137,7 +137,8 @@ def default_tf32_config(
     tma = capability >= (9, 0) and K % 4 == 0
     if cdiv(M, 128) * cdiv(N, 128) >= multiprocessors:
         block_n = 128 if capability[0] in (9, 10) else 64  # elsewhere 99 to 163 KiB
-        return GemmConfig(128, block_n, 32, num_warps=4, num_stages=3, tma=tma)
+        warps = 8 if block_n == 128 else 4  # rows go through registers, to be rounded
+        return GemmConfig(128, block_n, 32, warps, num_stages=3, tma=tma)
     if cdiv(M, 64) * cdiv(N, 64) >= multiprocessors // 2:
         return GemmConfig(64, 64, 32, 4, 4 if tma else 3, tma)
     return GemmConfig(64 if M > 32 else MIN_DOT, 32, 32, 4, 4 if tma else 3, tma)

@@ -16,6 +16,9 @@ import torch
 #: proj's weight and bias, fc1's weight, bias and row sums, fc2's weight and bias.
 COLUMNS = 11
 
+#: Least number of a table in fp16, log2 of a weight of 0.
+LOWEST = -6.0e4
+
 Vector = torch.Tensor | None
 
 
@@ -62,7 +65,7 @@ class PackedStage:
     Attributes:
         addresses: the table.
         hidden: channels of the MLP.
-        table: packed bias table of the first block; all have its dtype.
+        table: packed bias table of the first block; all are fp16.
         tensors: what the addresses are of.
     """
 
@@ -77,19 +80,29 @@ class PackedStage:
         return self.addresses.shape[0]
 
 
+def half_table(table: torch.Tensor) -> torch.Tensor:
+    """A packed bias table in fp16: each row below its largest value, of which softmax sees nothing.
+
+    Weights of what lies further below than fp16 reaches, and of padded keys, are 0 all the same.
+    """
+    if table.dtype == torch.float16:
+        return table
+    below = table - table.amax(-1, keepdim=True)
+    return below.clamp(min=LOWEST).half()
+
+
 def pack_stage(blocks: Sequence[BlockWeights], tables: Sequence[torch.Tensor]) -> PackedStage:
     """Note where the tensors of every block lie.
 
     Args:
         blocks: in order; their device gets the table.
-        tables: packed bias tables of the blocks (ops/window_attention/packing.py); mixed dtypes
-            become fp32.
+        tables: packed bias tables of the blocks (ops/window_attention/packing.py), fp16 or to be
+            made so: with those of fp32 the kernel read outside its memory (H200, Triton 3.6).
 
     Raises:
         ValueError: a tensor does not begin at a multiple of 16 bytes.
     """
-    if len({table.dtype for table in tables}) > 1:
-        tables = [table.float() for table in tables]
+    tables = [half_table(table) for table in tables]
     kept: list[torch.Tensor] = []
 
     def address(tensor: torch.Tensor) -> int:

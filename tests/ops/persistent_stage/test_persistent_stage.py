@@ -21,7 +21,7 @@ from fastswin.ops.persistent_stage.config import (
     persistent_stage_blocker,
     pieces,
 )
-from fastswin.ops.persistent_stage.packing import pack_stage
+from fastswin.ops.persistent_stage.packing import half_table, pack_stage
 from fastswin.ops.window_attention.packing import pack_bias
 from fastswin.testing.tolerance import assert_close_to_oracle
 
@@ -155,6 +155,19 @@ def test_weights_must_be_aligned(randn):
     object.__setattr__(crooked, "proj_weight", shifted)
     with pytest.raises(ValueError, match="multiples of 16 bytes"):
         pack_stage([crooked], [table])
+
+
+def test_tables_of_any_size_fit_fp16():
+    """Softmax over a row is that of the fp32 table, whatever a row has in common."""
+    bias = torch.tensor([0.0, 3.0, 9.0e4, -2.0e5]).repeat(2, 4, 1)
+    bias[1] = torch.arange(16.0).view(4, 4) - 7.5e4
+    packed = pack_bias(bias, 2, (2, 2), (0, 0), torch.device("cpu"))
+    half = half_table(packed)
+    assert half.dtype == torch.float16
+    assert half_table(half) is half
+    expected = torch.softmax(packed.double() * math.log(2), -1)
+    actual = torch.softmax(half.double() * math.log(2), -1)
+    torch.testing.assert_close(actual, expected, rtol=0, atol=2e-3)
 
 
 @pytest.mark.gpu
