@@ -134,8 +134,9 @@ def capture_training(
         loss = criterion(step(images), labels)
         loss.backward()
 
-    On several GPUs either wrap the result in DistributedDataParallel, or, faster, give the process
-    group: the graphs then average gradients themselves, during the backward pass.
+    On several GPUs wrap the result in DistributedDataParallel. With ``process_group`` the graphs
+    average gradients themselves, during the backward pass (experimental: run in groups of one
+    process only so far).
 
     Args:
         model: in training mode on a GPU; takes images and returns logits, both one tensor. Its
