@@ -46,6 +46,7 @@ import torch
 
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
 from fastswin._triton.device import device_capability, multiprocessor_count
+from fastswin.engine.choice import choose_forms, tuned_launch
 from fastswin.engine.fused_attention import (
     FUSED_ATTENTION,
     FUSED_CAPABILITIES,
@@ -62,42 +63,21 @@ from fastswin.engine.small_batch import (
     small_stage,
 )
 from fastswin.engine.tf32 import TF32_PRODUCTS, choose_tf32_products, splits_fp32
-from fastswin.engine.tuned import (
-    attention_kernel,
-    stage_kernels,
-    stage_layers,
-    tuned_form,
-    tuned_launches,
-)
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
 from fastswin.ops.hopper_gemm.config import hopper_reason
-from fastswin.ops.linear.config import layer_norm_linear_blocker
-from fastswin.ops.mlp.api import HIDDEN_STEP
-from fastswin.ops.mlp.config import mlp_blocker
 from fastswin.ops.patch_embed.api import patch_embed_blocker
-from fastswin.ops.patch_merging.api import MAX_CHANNELS as MERGE_MAX_CHANNELS
 from fastswin.ops.persistent_stage.config import StageShape
 from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
 from fastswin.ops.window_attention.geometry import num_windows
-from fastswin.tuning.problem import LaunchConfig
 from fastswin.tuning.table import TuningTable
 
 Pair = tuple[int, int]
-
-#: Most tokens for which LayerNorm inside the qkv GEMM beats LayerNorm + library, by channels.
-FUSED_QKV_TOKENS = {128: 1 << 62, 192: 6500, 384: 200}
 
 #: Most values (rows x channels) of a stage that is built of one-shot GEMMs (Swin-B at batch 1), and
 #: of the first stage of a model that is launched ahead (Swin-L at batch 1; at batch 8 Swin-T took
 #: 4 % longer).
 SMALL_STAGE_VALUES, PDL_VALUES = 420_000, 700_000
-
-#: Widest stage that the fused (or, below MLP_MIN_TOKENS, split) MLP serves.
-FUSED_MLP_CHANNELS = 192
-
-#: Fewest tokens that fill the card with the fused MLP's row blocks.
-FUSED_MLP_MIN_TOKENS = 4096
 
 
 @dataclasses.dataclass(frozen=True)
@@ -246,13 +226,13 @@ def _plan_stage(
         reasons = {"all": blocked}
     else:
         M = max(batch, 1) * map_size[0] * map_size[1]
-        choice, reasons = _choose(config, stage, C, M, precision, table)
+        choice, reasons = choose_forms(config, stage, M, precision, table)
         if pdl and M * C <= SMALL_STAGE_VALUES:
             launch = small_stage(
                 choice, reasons, config.version, M, C, config.hidden_dim(stage),
                 multiprocessor_count(device),
             )  # fmt: skip
-        launch |= _tuned_launch(config, stage, max(batch, 1), image_size, precision, choice, table)
+        launch |= tuned_launch(config, stage, max(batch, 1), image_size, precision, choice, table)
         if precision.tf32:
             choose_tf32_products(
                 TF32_PRODUCTS, choice, reasons, launch, version=config.version, M=M, C=C,
@@ -296,89 +276,3 @@ def _plan_stage(
         norm2=second_norm(config.version, choice, launch, C),
         split=split,
     )
-
-
-def _tuned_launch(
-    config: SwinConfig,
-    stage: int,
-    batch: int,
-    image_size: Pair,
-    precision: Precision,
-    choice: dict[str, str],
-    table: TuningTable | None,
-) -> dict[str, LaunchConfig]:
-    H, W = config.map_size(stage, image_size)
-    C, hidden, post_norm = config.dim(stage), config.hidden_dim(stage), config.version == 2
-    kernels = {}
-    if precision.half:
-        kernels = stage_kernels(
-            precision.name, batch * H * W, C, hidden, post_norm, choice["qkv"], choice["mlp"]
-        )
-    if choice["attention"] == "triton":
-        kernels["attention"] = attention_kernel(
-            precision.name, batch, (H, W), config.stage_window(stage), config.num_heads[stage],
-            config.head_dim(stage), post_norm,
-        )  # fmt: skip
-    return tuned_launches(table, kernels)
-
-
-def _choose(
-    config: SwinConfig,
-    stage: int,
-    C: int,
-    M: int,
-    precision: Precision,
-    table: TuningTable | None,
-) -> tuple[dict[str, str], dict[str, str]]:
-    choice = {"attention": "triton", "merge": "triton"}
-    reasons: dict[str, str] = {}
-    if C > MERGE_MAX_CHANNELS:
-        choice["merge"] = "reference"
-        reasons["merge"] = f"{C} channels exceed the kernel's {MERGE_MAX_CHANNELS}"
-    if config.head_dim(stage) > 128:
-        choice["attention"] = "reference"
-        reasons["attention"] = f"head_dim {config.head_dim(stage)} exceeds the kernel's 128"
-    if not precision.half:
-        why = f"{precision.name} products are fastest in the library"
-        return choice | dict.fromkeys(("qkv", "proj", "mlp"), "library"), reasons | {"gemm": why}
-    choice["proj"] = "library"
-    post_norm = config.version == 2
-    _choose_qkv(choice, reasons, C, M, post_norm)
-    _choose_mlp(choice, reasons, C, M, config.hidden_dim(stage), post_norm)
-    layers = stage_layers(precision.name, M, C, config.hidden_dim(stage), post_norm)
-    for name, layer in layers.items():
-        if found := tuned_form(table, layer, tuple(layer.forms())):
-            choice[name], reasons[name] = found
-    return choice, reasons
-
-
-def _choose_qkv(
-    choice: dict[str, str], reasons: dict[str, str], C: int, M: int, post_norm: bool
-) -> None:
-    choice["qkv"] = "library"
-    limit = next((most for widest, most in FUSED_QKV_TOKENS.items() if C <= widest), 0)
-    if post_norm:
-        reasons["qkv"] = "V2 has no LayerNorm in front of qkv"
-    elif blocker := layer_norm_linear_blocker(C):
-        reasons["qkv"] = blocker
-    elif limit < M:
-        reasons["qkv"] = f"{M} rows of {C} channels: LayerNorm + library GEMM is faster"
-    else:
-        choice["qkv"] = "fused"
-
-
-def _choose_mlp(
-    choice: dict[str, str], reasons: dict[str, str], C: int, M: int, hidden: int, post_norm: bool
-) -> None:
-    choice["mlp"] = "library"
-    if blocker := mlp_blocker(C, hidden, HIDDEN_STEP):
-        reasons["mlp"] = blocker
-    elif C > FUSED_MLP_CHANNELS:
-        reasons["mlp"] = f"{C} channels: two GEMMs are faster"
-    elif M >= FUSED_MLP_MIN_TOKENS:
-        choice["mlp"] = "fused"
-    elif post_norm:
-        reasons["mlp"] = "V2 at few rows: the library fills the card better"
-    else:
-        choice["mlp"] = "split"
-        reasons["mlp"] = f"{M} rows: one program per row block would leave the card idle"

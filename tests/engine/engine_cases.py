@@ -8,7 +8,7 @@ from unittest import mock
 import torch
 from swin_references import our_model
 
-from fastswin.engine import Engine, plan
+from fastswin.engine import Engine, choice
 from fastswin.models import SwinTransformer
 
 #: Image whose maps (9x13, then 5x7) are no multiple of the patch, of a 4x4 window or of 2.
@@ -43,8 +43,8 @@ def plan_limits(*, fused_qkv: bool, mlp_channels: int, mlp_min_tokens: int):
     """The planner with other thresholds, so that a tiny model takes a chosen branch."""
     limits = {128: 1 << 62} if fused_qkv else {}
     with (
-        mock.patch.object(plan, "FUSED_QKV_TOKENS", limits),
-        mock.patch.object(plan, "FUSED_MLP_CHANNELS", mlp_channels),
-        mock.patch.object(plan, "FUSED_MLP_MIN_TOKENS", mlp_min_tokens),
+        mock.patch.object(choice, "FUSED_QKV_TOKENS", limits),
+        mock.patch.object(choice, "FUSED_MLP_CHANNELS", mlp_channels),
+        mock.patch.object(choice, "FUSED_MLP_MIN_TOKENS", mlp_min_tokens),
     ):
         yield
