@@ -12,6 +12,7 @@ from tiny_swins import CASES, blocks, build, images, logits
 from torch import nn
 
 from fastswin import accelerate, restore
+from fastswin.accelerate import capture
 from fastswin.accelerate.capture import CapturedTraining
 from fastswin.models.live import from_live
 
@@ -249,7 +250,7 @@ def test_overflow_reaches_the_scaler():
     assert all(p.isfinite().all() for p in model.parameters())
 
 
-def _graphed_on_a_cpu(module, sample_args):
+def _graphed_on_a_cpu(module, sample_args, num_warmup_iters):
     """What make_graphed_callables makes, without graphs: gradients always in the same memory."""
     run, parameters = module.forward, tuple(module.parameters())
     kept = [torch.empty_like(p) if p.requires_grad else None for p in parameters]
@@ -277,7 +278,9 @@ def _train_in_parallel(rank, folder):
     torch.distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=2
     )
-    torch.cuda.make_graphed_callables = _graphed_on_a_cpu  # this process ends with the test
+    # this process ends with the test
+    torch.cuda.make_graphed_callables = _graphed_on_a_cpu
+    capture._warm_up = lambda step, images: None
     for label in ("plain", "fused", "captured"):
         model = build("ours V1")
         model.patch_embed.requires_grad_(False)  # frozen before it is handed over
