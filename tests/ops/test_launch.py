@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import inspect
+import re
+from pathlib import Path
 
 import pytest
 import torch
 
+from fastswin import ops
 from fastswin._triton.launch import compiling_only, launch
 
 
@@ -74,3 +77,10 @@ def test_compiling_only_runs_and_keeps_nothing():
         launch(kernel, 2, x, 7, BLOCK=8)
     launch(kernel, 2, x, 7, BLOCK=8)
     assert [kind for kind, *_ in kernel.log] == ["compiled", "triton"]
+
+
+def test_no_operator_launches_past_what_may_only_compile():
+    """``kernel[grid]`` written out would load what it compiled in the thread of a warm-up."""
+    files = list(Path(ops.__file__).parent.rglob("*.py"))
+    assert len(files) > 50
+    assert [f.name for f in files if re.search(r"_kernel\[", f.read_text())] == []

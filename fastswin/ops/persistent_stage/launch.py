@@ -9,6 +9,7 @@ import torch
 
 from fastswin._triton.available import interpreting
 from fastswin._triton.device import multiprocessor_count, on_device
+from fastswin._triton.launch import on_grid
 from fastswin._triton.tiles import split_columns
 from fastswin.ops.attention_half.config import column_parts
 from fastswin.ops.persistent_stage.config import (
@@ -53,7 +54,7 @@ class Prepared:
             programs, blocks = self.work[phase], (block, block + 1)
             options = {"SYNC": False}
         with on_device(self.arguments[0].device):
-            _persistent_stage_kernel[(programs,)](
+            on_grid(_persistent_stage_kernel, (programs,))(
                 *self.arguments, *blocks, **self.constants, ONLY=phase, **options
             )
 
