@@ -159,6 +159,8 @@ def _window_attention_bwd_rows_kernel(
         at_q = image * q_stride_image + start * q_stride_row
         at_k = image * k_stride_image + start * k_stride_row
         at_v = image * v_stride_image + start * v_stride_row
+        at_grad = image * grad_stride_image + start * grad_stride_row
+        at_out = image * out_stride_image + start * out_stride_row
         at_d = image * d_stride_image + start * d_stride_row
         statistics = (window * NH + head) * N
         ks, vs, k_norms, dks, dvs = (), (), (), (), ()
@@ -174,15 +176,12 @@ def _window_attention_bwd_rows_kernel(
         for i in tl.static_range(QUERY_TILES):
             asked = split * BLOCK_Q + i * BLOCK_Q + tl.arange(0, BLOCK_Q if i < FULL_Q else TAIL_Q)
             known = asked < N
-            q_place = query_places[i]
-            q = load_live_rows(q_ptr + at_q, q_place, known, q_stride_row, D, BLOCK_D)
+            q = load_live_rows(q_ptr + at_q, query_places[i], known, q_stride_row, D, BLOCK_D)
             do = load_live_rows(
-                grad_ptr + image * grad_stride_image + start * grad_stride_row, q_place, known,
-                grad_stride_row, D, BLOCK_D,
-            )  # fmt: skip
+                grad_ptr + at_grad, query_places[i], known, grad_stride_row, D, BLOCK_D
+            )
             o = load_live_rows(
-                out_ptr + image * out_stride_image + start * out_stride_row, q_place, known,
-                out_stride_row, D, BLOCK_D,
+                out_ptr + at_out, query_places[i], known, out_stride_row, D, BLOCK_D
             )  # fmt: skip
             row_max, row_scale = load_row_stats(stats_ptr + 2 * statistics, asked, known)
             delta = tl.sum(do.to(tl.float32) * o.to(tl.float32), 1)
@@ -212,7 +211,7 @@ def _window_attention_bwd_rows_kernel(
             else:
                 new_dscales = new_dscales + (dscales[i],)
             if NEEDS_Q:
-                store_rows(dq_ptr + at_d, dq, q_place, known, d_stride_row, D, BLOCK_D)
+                store_rows(dq_ptr + at_d, dq, query_places[i], known, d_stride_row, D, BLOCK_D)
         sums, dscales = new_sums, new_dscales
         if WHOLE:
             for j in tl.static_range(KEY_TILES):
