@@ -17,8 +17,6 @@ import argparse
 import gc
 import json
 import os
-import signal
-import subprocess
 import sys
 import tempfile
 import time
@@ -31,6 +29,7 @@ import torch.distributed as dist
 from torch import nn
 
 from fastswin.bench.problems import Problem, parse_batches, seeded_images
+from fastswin.bench.process_group import run_group, tell_stacks_on_termination
 from fastswin.bench.record import (
     DEFAULT_ROOT,
     Document,
@@ -52,9 +51,6 @@ WARMUP_STEPS, STEPS_PER_SAMPLE = 10, 5
 
 #: Who averages gradients: DistributedDataParallel or the captured step.
 AVERAGING = ("ddp", "graph")
-
-#: Time that the launcher has to end its processes before it is killed.
-STOP_S = 10.0
 
 
 def worker(
@@ -250,8 +246,9 @@ def run(
     with tempfile.TemporaryDirectory() as scratch:
         answer = Path(scratch, "records.json")
         command = launch_command(problem, gpus, variant, seconds, answer, averaging)
-        failure = run_group(command, limit_s - (time.monotonic() - began))
-        records = json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else []
+        left_s = max(1.0, limit_s - (time.monotonic() - began))
+        failure = run_group(command, left_s, progress, _Announcer(answer, progress).look)
+        records = _read_records(answer)
     done = {(record["gpus"], record["averaging"]) for record in records}
     lines += [
         f"{n} GPUs, {way}: {failure or 'no record'}"
@@ -263,27 +260,24 @@ def run(
     return make_document(info, records), lines
 
 
-def run_group(command: Sequence[str], limit_s: float) -> str | None:
-    """Run a launcher with this process's environment; None, or why it did not end well.
+def _read_records(answer: Path) -> list[Record]:
+    return json.loads(answer.read_text(encoding="utf-8")) if answer.exists() else []
 
-    NCCL's switches (``NCCL_NVLS_ENABLE`` and the like) reach the processes as they are set here.
-    """
-    with subprocess.Popen(
-        command, env=os.environ.copy(), text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
-    ) as launcher:
-        try:
-            said, _ = launcher.communicate(timeout=max(1.0, limit_s))
-        except subprocess.TimeoutExpired:
-            launcher.send_signal(signal.SIGTERM)  # it ends its processes, which kill would orphan
-            try:
-                launcher.communicate(timeout=STOP_S)
-            except subprocess.TimeoutExpired:
-                launcher.kill()
-            return f"not done after {limit_s:.0f} s"
-    if launcher.returncode == 0:
-        return None
-    errors = [line.strip() for line in said.splitlines() if "Error: " in line]
-    return f"failed: {(errors or said.strip().splitlines()[-1:] or ['no output'])[0]}"
+
+class _Announcer:
+    """Tells of records as they come, so that a run that is cut off has said what it found."""
+
+    def __init__(self, answer: Path, progress: Callable[[str], None]) -> None:
+        self._answer, self._progress, self._told = answer, progress, 0
+
+    def look(self) -> None:
+        records = _read_records(self._answer)
+        for record in records[self._told :]:
+            self._progress(
+                f"{record['gpus']} GPUs, averaged by {record['averaging']}: "
+                f"{record['median_ms']:.2f} ms"
+            )
+        self._told = len(records)
 
 
 def launch_command(
@@ -305,6 +299,7 @@ def launch_command(
 
 
 def _run_worker(options: argparse.Namespace) -> int:
+    tell_stacks_on_termination()
     on_gpu = torch.cuda.is_available()
     device = torch.device("cpu")
     if on_gpu:

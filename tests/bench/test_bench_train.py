@@ -11,6 +11,7 @@ import torch
 
 from fastswin.bench import train, train_contenders, train_scaling
 from fastswin.bench.problems import Problem
+from fastswin.bench.process_group import run_group
 from fastswin.bench.roofline import Ceilings
 from fastswin.bench.source import build_source
 from fastswin.models import SwinConfig
@@ -167,11 +168,26 @@ def test_scaling_processes_get_the_environment_and_an_end(monkeypatch):
     monkeypatch.setenv("NCCL_NVLS_ENABLE", "0")
     python = [sys.executable, "-c"]
     set_there = "import os; assert os.environ['NCCL_NVLS_ENABLE'] == '0'"
-    assert train_scaling.run_group([*python, set_there], 30.0) is None
-    failed = train_scaling.run_group([*python, "raise ValueError('no card')"], 30.0)
+    assert run_group([*python, set_there], 30.0) is None
+    failed = run_group([*python, "raise ValueError('no card')"], 30.0)
     assert failed == "failed: ValueError: no card"
-    slow = train_scaling.run_group([*python, "import time; time.sleep(60)"], 1.0)
-    assert slow == "not done after 1 s"
+
+
+def test_scaling_processes_that_hang_say_where():
+    """As ``tell_stacks_on_termination`` does, without waiting for an import of torch."""
+    script = (
+        "import faulthandler, signal, time\n"
+        "faulthandler.register(signal.SIGTERM, chain=True)\n"
+        "def wait_for_the_other_card(): time.sleep(60)\n"
+        "wait_for_the_other_card()"
+    )
+    watched, lines = [], []
+    slow = run_group(
+        [sys.executable, "-c", script], 1.5, lines.append, lambda: watched.append(True)
+    )
+    assert slow == "not done after 2 s"
+    assert watched
+    assert "wait_for_the_other_card" in "".join(lines)
 
 
 @pytest.mark.gpu
