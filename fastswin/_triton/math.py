@@ -55,9 +55,11 @@ def gelu_erf(x):
 def nearest_tf32(x):
     """fp32 numbers whose upper 19 bits, all that tensor cores read in TF32, are the nearest.
 
-    They cut the lower 13 bits off, which loses twice as much on average and always towards 0.
+    They cut the lower 13 bits off, which loses twice as much on average and always towards 0. A
+    GPU's own NaN, 0x7fffffff, stays one.
     """
-    return (x.to(tl.int32, bitcast=True) + 0x1000).to(tl.float32, bitcast=True)
+    bits = tl.minimum(x.to(tl.int32, bitcast=True), 0x7FFFEFFF)
+    return (bits + 0x1000).to(tl.float32, bitcast=True)
 
 
 @triton.jit

@@ -13,7 +13,6 @@ from collections.abc import Callable
 import torch
 
 from fastswin.engine.calls import Call
-from fastswin.ops.persistent_stage.packing import PackedStage
 
 
 def call_flops(call: Call) -> int:
@@ -25,7 +24,6 @@ def call_flops(call: Call) -> int:
 def call_bytes(call: Call) -> int:
     """Bytes that a call has to move through device memory."""
     inputs = [*call.args, *(value for name, value in call.kwargs.items() if name != "out")]
-    inputs += [t for packed in inputs if isinstance(packed, PackedStage) for t in packed.tensors]
     reads = {
         (t.data_ptr(), t.numel()): t.numel() * t.element_size()
         for t in inputs
@@ -71,14 +69,6 @@ def _fused_attention(call: Call) -> int:
     return 2 * x.numel() * outputs + _window_products(call, C)
 
 
-def _persistent_stage(call: Call) -> int:
-    """Products of every block, attention's two included."""
-    packed, shape = call.args[1], call.args[2]
-    C = shape.channels
-    products = 2 * shape.rows * C * (4 * C + 2 * packed.hidden)
-    return packed.depth * (products + 4 * shape.rows * math.prod(shape.window_size) * C)
-
-
 _FLOPS: dict[str, Callable[[Call], int]] = {
     "linear": _linear,
     "addmm": _addmm,
@@ -87,6 +77,5 @@ _FLOPS: dict[str, Callable[[Call], int]] = {
     "packed_window_attention": _attention,
     "packed_attention_half": _fused_attention,
     "packed_heads_attention": _fused_attention,
-    "packed_persistent_stage": _persistent_stage,
     "window_attention_ref": _attention,
 }

@@ -2,10 +2,11 @@
 
     models x batches -> layers and their forms -> launches (deduplicated) -> candidates
     candidates: compiled in the background, checked, timed -> best tiles of each launch
-    forms of a layer: the sum of their launches' best times -> the form
+    forms of a layer: the sum of their launches' best times -> what a table could change
+    whole models: what it changes to the better (tune_select.py) -> verdicts
 
-The table is saved after every batch size, so a run can be stopped at any moment and the next one
-goes on where it ended. What a table already knows (same shape, rows and Triton) is not measured
+The table is saved after every model and batch, so a run can be stopped at any moment and the next
+one goes on where it ended. What a table already knows (same shape, rows and Triton) is not measured
 again.
 """
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,24 +24,24 @@ from fastswin.bench.failures import describe
 from fastswin.bench.timing import Clock
 from fastswin.bench.tune_compile import Compiler
 from fastswin.bench.tune_launch import make_bench
-from fastswin.bench.tune_search import Found, search
-from fastswin.data.atomic import write_text
-from fastswin.engine.precision import PRECISIONS
-from fastswin.engine.tuned import attention_kernel, stage_layers
-from fastswin.models.config import SwinConfig
-from fastswin.ops.window_attention.api import KERNEL_HEAD_DIMS
-from fastswin.tuning.card import Card
-from fastswin.tuning.layers import LayerProblem
-from fastswin.tuning.problem import (
-    CONFIG_TYPES,
-    KernelProblem,
-    LaunchConfig,
-    config_to_dict,
-    make_problem,
+from fastswin.bench.tune_search import Found, make_check, search
+from fastswin.bench.tune_select import Comparison
+from fastswin.bench.tune_units import (
+    Problem,
+    Times,
+    Unit,
+    is_default,
+    kernel_of,
+    layer_of,
+    stage_problems,
 )
-from fastswin.tuning.space import candidates
-from fastswin.tuning.table import (
+from fastswin.data.atomic import write_text
+from fastswin.engine.plan import ModelPlan
+from fastswin.models.config import SwinConfig
+from fastswin.tuning.card import Card
+from fastswin.tuning.document import (
     Row,
+    TableRefusedError,
     check_head,
     empty_document,
     format_document,
@@ -48,9 +49,24 @@ from fastswin.tuning.table import (
     minor_version,
     read_document,
 )
+from fastswin.tuning.layers import LayerProblem
+from fastswin.tuning.merge import verdict_of
+from fastswin.tuning.problem import (
+    CONFIG_TYPES,
+    KernelProblem,
+    LaunchConfig,
+    config_from_dict,
+    config_to_dict,
+)
+from fastswin.tuning.space import candidates
 
 #: Rejected candidates that are reported one by one.
 REPORTED = 20
+
+#: The dtype that moves the same bytes through the same instructions, at the same rate.
+TWINS = {"fp16": "bf16", "bf16": "fp16"}
+
+Group = tuple[list[KernelProblem], list[LayerProblem]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -82,6 +98,7 @@ class Tuner:
         compiler: of candidates.
         triton: version that compiles.
         deadline: no search starts after this (of ``time.monotonic``).
+        verdict: of rows before whole models are asked, or if they never are.
         progress: receives a line per launch.
 
     Raises:
@@ -97,46 +114,149 @@ class Tuner:
         compiler: Compiler,
         triton: str,
         deadline: float,
+        verdict: str = "taken",
         progress: Callable[[str], None] = lambda line: None,
     ) -> None:
         self.path, self.card, self.device, self.clock = path, card, device, clock
         self.compiler, self.triton, self.deadline = compiler, triton, deadline
-        self.progress = progress
+        self.verdict, self.progress = verdict, progress
         self.document = empty_document(card)
         if path.exists():
             self.document = read_document(path)
             check_head(self.document, card, path.name)
+            if self.document.get("answering_rows_only"):
+                raise TableRefusedError(f"{path.name} is what ships; continue the table it is of")
         self._latency_us: dict[KernelProblem, float] = {}
+        self._default_us: dict[KernelProblem, float] = {}
+        self._spaces: dict[KernelProblem, list[LaunchConfig]] = {}
+        self._asked: set[Problem] = set()
         self._rejected: list[str] = []
         self._tuned = self._known = self._left = 0
 
-    def run(self, groups: Sequence[tuple[list[KernelProblem], list[LayerProblem]]]) -> TuneResult:
-        """Tune groups of launches and layers in order, saving after each."""
+    @property
+    def times(self) -> Times:
+        """What is known of launches."""
+        return Times(self._latency_us, self._default_us)
+
+    def start(self, groups: Sequence[Group]) -> None:
+        """Have the candidates of all launches compiled in the background, first groups first."""
         self._load_known()
-        spaces = {p: candidates(p, self.card) for kernels, _ in groups for p in kernels}
-        for kernels, _ in groups:  # first groups are compiled first, while others are measured
-            wanted = [p for p in kernels if p not in self._latency_us]
-            self.compiler.start([(p, config) for p in wanted for config in spaces[p]])
         for kernels, layers in groups:
-            rows = [row for p in kernels if (row := self._tune(p, spaces[p])) is not None]
-            choices = [row for layer in layers if (row := self._choose(layer)) is not None]
-            self._save(rows, choices)
+            self._asked |= {*kernels, *layers}
+            wanted = [p for p in kernels if p not in self._latency_us]
+            self._spaces |= {p: candidates(p, self.card) for p in wanted}
+            self.compiler.start([(p, config) for p in wanted for config in self._spaces[p]])
+
+    def run(self, groups: Sequence[Group]) -> TuneResult:
+        """Tune groups of launches and layers in order, saving after each; after :meth:`start`."""
+        for kernels, layers in groups:
+            rows = [row for p in kernels if (row := self._tune(p)) is not None]
+            fresh = {kernel_of(row) for row in rows}
+            choices = [row for layer in layers if (row := self._choose(layer, fresh)) is not None]
+            self.document["configs"] = merge_rows(self.document["configs"], rows)
+            self.document["choices"] = merge_rows(self.document["choices"], choices)
+            self._save()
+        self.compiler.cancel()
         return TuneResult(
             self.document, self._tuned, self._known, self._left, tuple(self._rejected)
         )
+
+    def decide(
+        self, verdicts: Mapping[Unit, str], comparisons: Sequence[Comparison], precision: str
+    ) -> None:
+        """Write what whole models made of units, and their times; rows without a unit gain nothing.
+
+        Args:
+            verdicts: of everything that was proposed.
+            comparisons: of every model and batch.
+            precision: of the models.
+        """
+        tiles: dict[KernelProblem, list[str]] = {}
+        forms: dict[LayerProblem, dict[str, str]] = {}
+        for unit, verdict in verdicts.items():
+            for kernel in unit.kernels():
+                tiles.setdefault(kernel, []).append(verdict)
+            if isinstance(unit.problem, LayerProblem):
+                forms.setdefault(unit.problem, {})[unit.form] = verdict
+        version = minor_version(self.triton)
+        for row in self.document["configs"]:
+            if row["triton"] == version and kernel_of(row) in self._asked:
+                verdict = verdict_of(tiles.get(kernel_of(row), ["none"]))
+                row["verdict"] = "none" if is_default(row) else verdict
+        for row in self.document["choices"]:
+            if row["triton"] == version and layer_of(row) in self._asked:
+                said = forms.get(layer_of(row), {})
+                gained = [form for form, verdict in said.items() if verdict == "gain"]
+                if gained:
+                    row["choice"] = gained[0]
+                row["verdict"] = "gain" if gained else verdict_of(said.values() or ["none"])
+        models = {(m["model"], m["batch"], m["dtype"]): m for m in self.document["models"]}
+        for c in comparisons:
+            models.pop((c.model, c.batch, precision), None)
+            if c.heuristic_ms is not None and c.tuned_ms is not None:
+                models[c.model, c.batch, precision] = {
+                    "model": c.model,
+                    "batch": c.batch,
+                    "dtype": precision,
+                    "triton": version,
+                    "heuristic_ms": round(c.heuristic_ms, 4),
+                    "tuned_ms": round(c.tuned_ms, 4),
+                    "units": c.units,
+                }
+        self.document["models"] = [models[key] for key in sorted(models)]
+        self._save()
+
+    def check_twins(self, deadline: float) -> None:
+        """Compile and check every answering row in the other half precision; note which pass.
+
+        Args:
+            deadline: rows that come after it answer for their own dtype alone.
+        """
+        answering = [row for row in self.document["configs"] if row["verdict"] == "gain"]
+        jobs = {}
+        for row in answering:
+            if row["dtype"] in TWINS:
+                twin = dataclasses.replace(kernel_of(row), dtype=TWINS[row["dtype"]])
+                jobs[kernel_of(row)] = twin, config_from_dict(row["op"], row["config"])
+        self.compiler.start(list(jobs.values()))
+        passed: set[KernelProblem] = set()
+        for own, job in jobs.items():
+            built = self.compiler.results([job], deadline).get(job)
+            if built is None:
+                continue
+            why = built.error
+            try:
+                why = why or make_check(make_bench(job[0], self.device))(job[1])
+            except Exception as error:
+                why = describe(error).message
+            if why is None:
+                passed.add(own)
+            else:
+                self._reject(*job, why)
+        for row in answering:
+            row["also"] = [TWINS[row["dtype"]]] if kernel_of(row) in passed else []
+        failed = jobs.keys() - passed
+        for row in self.document["choices"]:
+            if row["verdict"] == "gain" and row["dtype"] in TWINS:
+                kernels = set(Unit(layer_of(row), row["choice"]).kernels())
+                row["also"] = [] if kernels & failed else [TWINS[row["dtype"]]]
+        self._save()
 
     def _load_known(self) -> None:
         version = minor_version(self.triton)
         for row in self.document["configs"]:
             if minor_version(row["triton"]) == version and row["op"] in CONFIG_TYPES:
-                key = make_problem(row["op"], row["dtype"], row["rows"], **row["shape"])
+                key = kernel_of(row)
                 self._latency_us[key] = row["latency_us"]
+                if row["default_us"] is not None:
+                    self._default_us[key] = row["default_us"]
         self._known = len(self._latency_us)
 
-    def _tune(self, problem: KernelProblem, configs: list[LaunchConfig]) -> Row | None:
+    def _tune(self, problem: KernelProblem) -> Row | None:
         """Search one launch; its row, None where there is none to write."""
         if problem in self._latency_us:
             return None
+        configs = self._spaces[problem]
         if time.monotonic() > self.deadline:
             self._left += 1
             return None
@@ -160,7 +280,12 @@ class Tuner:
         return self._take(problem, found, built, len(usable))
 
     def _take(self, problem: KernelProblem, found: Found, built: dict, tried: int) -> Row | None:
-        self._latency_us[problem] = found.latency_us
+        # as they are stored, so that a continued run proposes the same
+        self._latency_us[problem] = round(found.latency_us, 3)
+        if found.config is None:
+            self._default_us[problem] = self._latency_us[problem]
+        elif found.default_us is not None:
+            self._default_us[problem] = round(found.default_us, 3)
         for config, why in found.rejected:
             self._reject(problem, config, why)
         if found.config is None:
@@ -178,17 +303,23 @@ class Tuner:
             "shared_bytes": built[problem, found.config].shared_bytes,
             "latency_us": round(found.latency_us, 3),
             "default_us": None if found.default_us is None else round(found.default_us, 3),
+            "verdict": self.verdict,
         }
 
-    def _choose(self, layer: LayerProblem) -> Row | None:
-        """The row of a layer's fastest form, None unless two forms are known."""
-        times = {
-            form: round(sum(self._latency_us[p] for p in launches), 3)
+    def _choose(self, layer: LayerProblem, fresh: set[KernelProblem]) -> Row | None:
+        """The row of a layer's fastest form, None unless two are known, or where nothing is new."""
+        forms = {
+            form: launches
             for form, launches in layer.forms().items()
             if all(p in self._latency_us for p in launches)
         }
-        if len(times) < 2:
+        known = any(layer_of(row) == layer for row in self.document["choices"])
+        if len(forms) < 2 or (known and fresh.isdisjoint(p for ps in forms.values() for p in ps)):
             return None
+        times = {
+            form: round(sum(self._latency_us[p] for p in launches), 3)
+            for form, launches in forms.items()
+        }
         best = min(times, key=lambda form: times[form])
         self.progress(f"{layer}: {best} of {times}")
         return {
@@ -199,11 +330,10 @@ class Tuner:
             "rows": layer.rows,
             "choice": best,
             "latency_us": times,
+            "verdict": self.verdict,
         }
 
-    def _save(self, rows: list[Row], choices: list[Row]) -> None:
-        self.document["configs"] = merge_rows(self.document["configs"], rows)
-        self.document["choices"] = merge_rows(self.document["choices"], choices)
+    def _save(self) -> None:
         write_text(self.path, format_document(self.document))
 
     def _reject(self, problem: KernelProblem, config: object, why: str) -> None:
@@ -212,33 +342,21 @@ class Tuner:
             self.progress(self._rejected[-1])
 
 
-def tuning_group(
-    configs: Sequence[SwinConfig], batch: int, precision: str
-) -> tuple[list[KernelProblem], list[LayerProblem]]:
-    """Launches and layers of models at one batch size, without repeats.
+def tuning_group(config: SwinConfig, plan: ModelPlan, precision: str) -> Group:
+    """Launches and layers that a table is asked about for a model and batch, without repeats.
 
     Args:
-        configs: the models, each at its own image size.
-        batch: images.
+        config: the model, at its own image size.
+        plan: its plan without a table.
         precision: "fp16", "bf16", "fp32" or "tf32"; the last two have attention alone to tune.
     """
     kernels: dict[KernelProblem, None] = {}
     layers: dict[LayerProblem, None] = {}
-    for config in configs:
-        for stage in range(config.num_stages):
-            H, W = config.map_size(stage)
-            post_norm = config.version == 2
-            if PRECISIONS[precision].half:
-                found = stage_layers(
-                    precision, batch * H * W, config.dim(stage), config.hidden_dim(stage), post_norm
-                )
-                layers |= dict.fromkeys(found.values())
-            if config.head_dim(stage) <= KERNEL_HEAD_DIMS[1]:
-                attention = attention_kernel(
-                    precision, batch, (H, W), config.stage_window(stage), config.num_heads[stage],
-                    config.head_dim(stage), post_norm,
-                )  # fmt: skip
-                kernels[attention] = None
+    for stage in range(config.num_stages):
+        problems = stage_problems(config, plan, stage, precision)
+        layers |= dict.fromkeys(problems.layers.values())
+        if problems.attention is not None:
+            kernels[problems.attention] = None
     for layer in layers:
         for launches in layer.forms().values():
             kernels |= dict.fromkeys(launches)

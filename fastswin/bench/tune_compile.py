@@ -17,6 +17,7 @@ from typing import Protocol
 import torch
 
 from fastswin.bench.failures import describe
+from fastswin.bench.tune_launch import make_bench, window_grid
 from fastswin.tuning.problem import KernelProblem, LaunchConfig
 
 Job = tuple[KernelProblem, LaunchConfig]
@@ -40,6 +41,9 @@ class Compiler(Protocol):
 
     def start(self, jobs: Sequence[Job]) -> None:
         """Queue jobs; those queued before are compiled before."""
+
+    def cancel(self) -> None:
+        """Forget jobs that have not begun."""
 
     def results(self, jobs: Sequence[Job], deadline: float) -> dict[Job, Built]:
         """What is known of queued jobs at ``deadline`` (of ``time.monotonic``), or when all are."""
@@ -68,6 +72,11 @@ class CompilePool:
             if _code(job) not in self._futures:
                 self._futures[_code(job)] = self._pool.submit(compile_job, job)
 
+    def cancel(self) -> None:
+        waiting = [code for code, future in self._futures.items() if future.cancel()]
+        for code in waiting:
+            del self._futures[code]
+
     def results(self, jobs: Sequence[Job], deadline: float) -> dict[Job, Built]:
         done: dict[Job, Built] = {}
         for job in jobs:
@@ -87,13 +96,12 @@ def _code(job: Job) -> tuple[object, ...]:
     Attention is compiled per grid of windows, which decides whether there is a shift.
     """
     problem, config = job
-    rows = problem.rows if problem.op == "window_attention" else 0
-    return problem.kernel, rows, config
+    grid = window_grid(problem.rows) if problem.op == "window_attention" else 0
+    return problem.kernel, grid, config
 
 
 def compile_job(job: Job) -> Built:
     """Compile one candidate in this process."""
-    from fastswin.bench.tune_launch import make_bench
     from fastswin.testing.aot import record_launches
 
     problem, config = job

@@ -207,7 +207,7 @@ def _attention_bench(problem: KernelProblem, randn: Any, vector: Any) -> Bench:
     """Shifted windows in image order, all of them whole: up to 8 x 8 of them an image."""
     d = problem.dims
     heads, head_dim, window = d["heads"], d["head_dim"], (d["window_h"], d["window_w"])
-    grid = next(g for g in range(GRID, 0, -1) if problem.rows % (g * g) == 0)
+    grid = window_grid(problem.rows)
     shift = (window[0] // 2, window[1] // 2) if grid > 1 else (0, 0)
     H, W, C = grid * window[0], grid * window[1], heads * head_dim
     B, tokens = problem.rows // (grid * grid), window[0] * window[1]
@@ -224,6 +224,11 @@ def _attention_bench(problem: KernelProblem, randn: Any, vector: Any) -> Bench:
         "head_scale": pack_head_scale(logit_scale), "scale": head_dim**-0.5, "shift": shift,
     }  # fmt: skip
     return Bench(problem, inputs, qkv.new_empty(B, H, W, C))
+
+
+def window_grid(windows: int) -> int:
+    """Windows on a side of each image of a problem, as large as whole images allow."""
+    return next(g for g in range(GRID, 0, -1) if windows % (g * g) == 0)
 
 
 def _checked_count(problem: KernelProblem, inputs: Tensors) -> int:

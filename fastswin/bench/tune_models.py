@@ -1,9 +1,10 @@
 """``fastswin tune``: named models at a range of batches on this machine's GPU, then the proof.
 
-The proof is the engine itself: with the heuristics and with the table, side by side, same weights.
-Without the command line's packages:
+The proof is whole models: with the heuristics and with rows of the table, side by side, same
+weights; rows that bring nothing do not answer (tune_select.py). Without the command line's
+packages:
 
-    python -m fastswin.bench.tune_models --models NAME,NAME --batches 1-64 --out table.json
+    python -m fastswin.bench.tune_models --models NAME,NAME:8:32 --batches 1-64 --out table.json
 """
 
 from __future__ import annotations
@@ -19,44 +20,27 @@ from pathlib import Path
 
 import torch
 
-from fastswin.bench.failures import describe, release_memory
-from fastswin.bench.problems import Problem, seeded_images
-from fastswin.bench.source import perturb_weights
+from fastswin.bench.failures import release_memory
 from fastswin.bench.suites import choose_device
-from fastswin.bench.timing import Candidate, Timing, make_clock, measure
+from fastswin.bench.timing import Clock, make_clock
 from fastswin.bench.tune import Tuner, TuneResult, tuning_group
 from fastswin.bench.tune_compile import CompilePool
-from fastswin.engine import Engine
+from fastswin.bench.tune_select import Case, Comparison, Proposal, Selection
+from fastswin.bench.tune_units import Unit, problems_of, propose, rows_of
+from fastswin.bench.tune_whole import Measured, WholeModel, heuristic_plan
 from fastswin.engine.engine import GRAPH_BATCH_SIZES
 from fastswin.engine.precision import find_precision
-from fastswin.models import SwinTransformer, find_variant
+from fastswin.models import find_variant
 from fastswin.tuning.card import card_of
-from fastswin.tuning.table import triton_version
+from fastswin.tuning.document import triton_version
+from fastswin.tuning.table import TuningTable
 
 #: Batches that are tuned first, so that a deadline leaves the most asked for.
-FIRST_BATCHES = (1, 32, 8, 64)
+FIRST_BATCHES = (32, 8, 64, 1)
 
-#: Part of the time that is kept for comparing engines at the end.
-COMPARISON_SHARE = 0.15
-
-
-@dataclasses.dataclass(frozen=True)
-class Comparison:
-    """One model and batch with the heuristics and with the table.
-
-    Attributes:
-        model, batch: the problem.
-        heuristic_ms, tuned_ms: medians of one run; None with the reason in ``message``.
-        max_abs_diff: largest difference between the two engines' logits.
-        message: why there are no numbers, else empty.
-    """
-
-    model: str
-    batch: int
-    heuristic_ms: float | None
-    tuned_ms: float | None
-    max_abs_diff: float | None
-    message: str = ""
+#: Part of the time after which no launch is searched any more, and after which no model is
+#: compared; the rest is for the other half precision.
+SEARCH_SHARE, COMPARISON_SHARE = 0.55, 0.93
 
 
 def parse_batches(text: str) -> list[int]:
@@ -78,6 +62,27 @@ def parse_batches(text: str) -> list[int]:
     return list(dict.fromkeys(batches))
 
 
+def parse_models(models: Sequence[str], batches: Sequence[int]) -> list[Case]:
+    """Models and batches in the order in which they are tuned.
+
+    Args:
+        models: names; ``NAME:8:32`` has batches of its own.
+        batches: of the others.
+
+    Raises:
+        ValueError: an unknown name, or a batch that is no number of at least 1.
+    """
+    cases: list[Case] = []
+    for text in models:
+        name, *own = text.split(":")
+        find_variant(name)
+        if not all(batch.isdigit() and int(batch) >= 1 for batch in own):
+            raise ValueError(f"a model's own batches must look like NAME:8:32, got {text!r}")
+        cases += [(name, int(batch)) for batch in own or batches]
+    order = {batch: index for index, batch in enumerate(FIRST_BATCHES)}
+    return sorted(dict.fromkeys(cases), key=lambda case: (order.get(case[1], 9), case[1]))
+
+
 def tune_models(
     models: Sequence[str],
     batches: Sequence[int],
@@ -93,14 +98,14 @@ def tune_models(
     """Tune models into the table at ``out``, which is continued if it exists.
 
     Args:
-        models: names of variants.
-        batches: from :func:`parse_batches`.
+        models: names of variants, or ``NAME:8:32`` with batches of their own.
+        batches: from :func:`parse_batches`, for the others.
         precision: "fp16", "bf16", "fp32" or "tf32".
         out: the table.
         device: "cuda" or "cuda:N"; None takes the current GPU.
         workers: compiling processes; None takes all cores but two.
         deadline_s: seconds for everything.
-        compare: whether to measure the engine with and without the table at the end.
+        compare: whether whole models decide which rows answer; without, all do.
         progress: receives readable lines.
 
     Raises:
@@ -108,87 +113,108 @@ def tune_models(
         RuntimeError: there is no GPU.
     """
     start = time.monotonic()
-    configs = [find_variant(name) for name in models]
+    cases = parse_models(models, batches)
     target, _ = choose_device(device)
     if target.type != "cuda":
         raise RuntimeError("tuning needs an NVIDIA GPU, and PyTorch finds none")
     target = torch.device("cuda", target.index or torch.cuda.current_device())
     find_precision(precision, target)
-    ordered = sorted(batches, key=lambda b: (b not in FIRST_BATCHES, b))
-    share = 1 - COMPARISON_SHARE if compare else 1.0
+    share = SEARCH_SHARE if compare else 1.0
     workers = workers or max(1, (os.cpu_count() or 1) - 2)
+    clock = make_clock(target)
     with torch.cuda.device(target), CompilePool(workers) as pool:
         tuner = Tuner(
-            Path(out), card_of(target), target, make_clock(target), pool,
-            triton_version(), start + share * deadline_s, progress,
+            Path(out), card_of(target), target, clock, pool, triton_version(),
+            start + share * deadline_s, "untried" if compare else "taken", progress,
         )  # fmt: skip
-        result = tuner.run([tuning_group(configs, batch, precision) for batch in ordered])
-    release_memory()
-    comparisons: list[Comparison] = []
-    for name in models if compare else ():
-        comparisons += compare_engines(
-            name, ordered, precision, Path(out), target, start + deadline_s
-        )
-    return result, comparisons
+        whole = Whole(tuner, cases, precision, progress)
+        tuner.start(whole.groups)
+        whole.build()
+        result = tuner.run(whole.groups)
+        progress(f"search: {time.monotonic() - start:.0f} s, {result.left} launches left")
+        if not compare:
+            return result, []
+        release_memory()
+        comparisons = whole.decide(start + COMPARISON_SHARE * deadline_s, clock)
+        progress(f"whole models: {time.monotonic() - start:.0f} s")
+        tuner.check_twins(start + deadline_s)
+    return dataclasses.replace(result, document=tuner.document), comparisons
 
 
-def compare_engines(
-    name: str,
-    batches: Sequence[int],
-    precision: str,
-    table: Path,
-    device: torch.device,
-    deadline: float,
-    seconds: float = 0.3,
-) -> list[Comparison]:
-    """Time one model with the heuristics and with a table, on the same seeded weights."""
-    model = SwinTransformer(find_variant(name)).eval()
-    perturb_weights(model)
-    engines = {
-        "heuristic": Engine(model, precision, device=device, tuning="off"),  # type: ignore[arg-type]
-        "tuned": Engine(model, precision, device=device, tuning=table),  # type: ignore[arg-type]
-    }
-    found: list[Comparison] = []
-    for batch in batches:
-        if time.monotonic() > deadline:
-            found.append(Comparison(name, batch, None, None, None, "the deadline is over"))
-            continue
-        try:
-            found.append(_compare(name, batch, precision, engines, device, seconds))
-        except Exception as error:  # out of memory at one batch; the others are measured
-            found.append(Comparison(name, batch, None, None, None, describe(error).message))
-    return found
+class Whole:
+    """Named models of one run, and what their plans ask of a table.
 
+    Args:
+        tuner: whose table is asked.
+        cases: models and batches.
+        precision: of the models.
+        progress: receives readable lines.
+    """
 
-def _compare(
-    name: str,
-    batch: int,
-    precision: str,
-    engines: dict[str, Engine],
-    device: torch.device,
-    seconds: float,
-) -> Comparison:
-    images = seeded_images(Problem(name, precision, batch), batch, device, seed=0)
-    logits = {key: engine(images).float() for key, engine in engines.items()}
-    difference = (logits["tuned"] - logits["heuristic"]).abs().max().item()
+    def __init__(
+        self,
+        tuner: Tuner,
+        cases: Sequence[Case],
+        precision: str,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.tuner, self.cases, self.precision, self.progress = tuner, cases, precision, progress
+        device = tuner.device
+        self.plans = {
+            (name, batch): heuristic_plan(find_variant(name), batch, precision, device)
+            for name, batch in cases
+        }
+        self.groups = [
+            tuning_group(find_variant(name), self.plans[name, batch], precision)
+            for name, batch in cases
+        ]
+        self._models: dict[str, WholeModel] = {}
+        for (name, batch), plan in self.plans.items():
+            few = [str(s.stage) for s in plan.stages if s.few_rows]
+            if few:
+                progress(f"{name} batch {batch}: stages {', '.join(few)} have few rows: not tuned")
 
-    def call(engine: Engine) -> Callable[[], object]:
-        return lambda: engine(images)
+    def build(self) -> None:
+        """Weights of all models, and the kernels that their plans launch without a table."""
+        for name, batch in self.cases:
+            if name not in self._models:
+                self._models[name] = WholeModel(name, self.precision, self.tuner.device)
+            self._models[name].compile(batch)
 
-    contenders = [Candidate(key, call(engine)) for key, engine in engines.items()]
-    times = measure(contenders, make_clock(device), seconds=seconds)
-    medians: dict[str, float] = {}
-    for key, timing in times.items():
-        if not isinstance(timing, Timing):
-            raise RuntimeError(timing.message)
-        medians[key] = timing.median_ms
-    return Comparison(name, batch, medians["heuristic"], medians["tuned"], difference)
+    def decide(self, deadline: float, clock: Clock) -> list[Comparison]:
+        """Let whole models decide, and write it into the table.
+
+        Args:
+            deadline: no model is measured after this (of ``time.monotonic``).
+            clock: of the device.
+        """
+        proposals: dict[Case, Proposal] = {}
+        for (name, batch), plan in self.plans.items():
+            config = find_variant(name)
+            units = propose(config, plan, self.precision, self.tuner.times)
+            asked = problems_of(config, plan, self.precision)
+            proposals[name, batch] = Proposal(units, asked)
+
+        def measure(
+            case: Case, contenders: Sequence[tuple[Unit, ...]], captures: int
+        ) -> tuple[float, list[Measured]]:
+            tables = {units: self._table(units) for units in contenders}
+            base_ms, found = self._models[case[0]].measure(case[1], tables, clock, captures)
+            return base_ms, [found[units] for units in contenders]
+
+        verdicts, comparisons = Selection(proposals, measure, deadline, self.progress).run()
+        self.tuner.decide(verdicts, comparisons, self.precision)
+        return comparisons
+
+    def _table(self, units: tuple[Unit, ...]) -> TuningTable:
+        document = rows_of(self.tuner.document, units, "taken")
+        return TuningTable(document, self.tuner.card, self.tuner.triton, "trial")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Tune from the command line; prints a summary as JSON. Exit code 1: something is left."""
     parser = argparse.ArgumentParser(prog="python -m fastswin.bench.tune_models")
-    parser.add_argument("--models", required=True, help="comma-separated names")
+    parser.add_argument("--models", required=True, help="comma-separated names, or NAME:8:32")
     parser.add_argument("--batches", default="1-64")
     parser.add_argument("--precision", default="fp16")
     parser.add_argument("--out", type=Path, default=Path("fastswin-tuning.json"))
@@ -196,10 +222,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--deadline-s", type=float, default=480.0)
     parser.add_argument("--no-compare", action="store_true")
     options = parser.parse_args(arguments)
+    start = time.monotonic()
     result, comparisons = tune_models(
         options.models.split(","), parse_batches(options.batches), options.precision, options.out,
         workers=options.workers, deadline_s=options.deadline_s, compare=not options.no_compare,
-        progress=lambda line: print(line, file=sys.stderr, flush=True),
+        progress=lambda line: print(
+            f"[{time.monotonic() - start:.0f}] {line}", file=sys.stderr, flush=True
+        ),
     )  # fmt: skip
     for comparison in comparisons:
         print(json.dumps(dataclasses.asdict(comparison)))

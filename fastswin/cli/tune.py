@@ -15,7 +15,10 @@ from fastswin.cli.output import Progress, print_json, print_table
 
 
 def tune(
-    model: Annotated[list[str], typer.Option("--model", help="Names; repeat or use commas.")],
+    model: Annotated[
+        list[str],
+        typer.Option("--model", help="Names, or NAME:8:32 with own batches; repeat or use commas."),
+    ],
     batches: Annotated[
         str, typer.Option(help="Batch sizes: 1-64 (the captured ones in it) or 1,8,32.")
     ] = "1-64",
@@ -31,7 +34,7 @@ def tune(
         float, typer.Option("--deadline-s", min=1.0, help="Stop after this many seconds.")
     ] = 480.0,
     compare: Annotated[
-        bool, typer.Option(help="Measure the engine with and without the table at the end.")
+        bool, typer.Option(help="Let whole models decide which rows of the table answer.")
     ] = True,
     json: Json = False,
 ) -> None:
@@ -55,7 +58,7 @@ def tune(
     else:
         print_table(
             f"engine at {precision}, with heuristics and with {out}",
-            ("model", "batch", "heuristic ms", "tuned ms", "speed-up", "max abs diff"),
+            ("model", "batch", "heuristic ms", "tuned ms", "speed-up", "layers", "max abs diff"),
             [_row(row) for row in rows],
         )
         print(
@@ -71,7 +74,7 @@ def tune(
 def _row(row: dict) -> tuple:
     head = (row["model"], row["batch"])
     if row["message"]:
-        return (*head, row["message"], "", "", "")
+        return (*head, row["message"], "", "", "", "")
     before, after = row["heuristic_ms"], row["tuned_ms"]
     speed_up, difference = f"{before / after:.3f}", f"{row['max_abs_diff']:.1e}"
-    return (*head, f"{before:.4g}", f"{after:.4g}", speed_up, difference)
+    return (*head, f"{before:.4g}", f"{after:.4g}", speed_up, row["units"], difference)

@@ -12,12 +12,10 @@ import dataclasses
 
 import torch
 
-from fastswin.engine.persistent import pack_blocks
 from fastswin.engine.plan import ModelPlan, StagePlan
 from fastswin.engine.precision import Precision
 from fastswin.engine.prepare import PreparedBlock, PreparedModel
 from fastswin.ops.attention_half.packing import pack_projection
-from fastswin.ops.persistent_stage.packing import PackedStage
 
 Offset = torch.Tensor | None
 
@@ -54,15 +52,13 @@ class Unjoined:
 class BoundPlan:
     """A plan and the tensors that depend on it, ready to run.
 
-    ``compiled`` says that its kernels have been compiled ahead of their first launch;
-    ``persistent`` holds the weights of stages that are one kernel (persistent.py), None of others.
+    ``compiled`` says that its kernels have been compiled ahead of their first launch.
     """
 
     plan: ModelPlan
     offsets: tuple[tuple[BlockOffsets, ...], ...]
     stage_end: tuple[Offset, ...]
     compiled: bool = False
-    persistent: tuple[PackedStage | None, ...] = ()
 
 
 def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> BoundPlan:
@@ -71,7 +67,7 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
     Both are kept with the weights, not with the plan: a captured graph reads them for as long as
     it lives, and plans are dropped before that.
     """
-    offsets, ends, persistent = [], [], []
+    offsets, ends = [], []
     for stage, blocks in zip(plan.stages, weights.stages, strict=True):
         key = (
             stage.stage, stage.attention, stage.proj, stage.mlp, stage.norm2, stage.formats,
@@ -84,14 +80,7 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
         if stage.attention in ("triton", "fused"):
             for block in blocks:
                 block.bias_table(stage.shift_size if block.shifted else (0, 0), precision.dtype)
-        packed = None
-        if stage.mlp == "persistent":
-            where = "persistent", stage.stage, stage.shift_size
-            if where not in weights.offsets:
-                weights.offsets[where] = pack_blocks(blocks, stage.shift_size, precision.dtype)
-            packed = weights.offsets[where]
-        persistent.append(packed)
-    return BoundPlan(plan, tuple(offsets), tuple(ends), persistent=tuple(persistent))
+    return BoundPlan(plan, tuple(offsets), tuple(ends))
 
 
 def _pending_biases(

@@ -22,6 +22,7 @@ from fastswin.engine.precision import Precision
 from fastswin.engine.prepare import Linear, Norm, PreparedBlock, PreparedModel
 from fastswin.engine.tf32 import SPLIT_TILES
 from fastswin.models.config import SwinConfig
+from fastswin.ops.linear.api import Activation
 from fastswin.ops.linear.config import OneShotConfig
 
 
@@ -175,7 +176,7 @@ class BlockForward:
             return self.ops.packed_window_attention(
                 qkv, table, block.head_scale, block.pad_qkv, block.scale, stage.num_heads,
                 stage.window_size, shift, self.precision.tf32, stage.launch.get("attention"),
-                pdl=stage.pdl,
+                pdl=stage.pdl, split=stage.split_attention,
             )  # fmt: skip
         return self.ops.window_attention_ref(
             qkv, block.bias, stage.num_heads, stage.window_size, shift, block.scale,
@@ -276,7 +277,9 @@ class BlockForward:
                 h, fc1.weight, fc1.bias, activation="gelu", impl="triton", config=tiles,
                 pdl=stage.pdl, **self.wide_products,
             )  # fmt: skip
-        h = self.wide_product(h, fc1, split=stage.split)
+        if stage.split:
+            return self.wide_product(h, fc1, split=True, activation="gelu")
+        h = self.wide_product(h, fc1, split=False)
         if h.is_cuda:  # in place half the bytes: more of them are still in L2
             return torch.ops.aten.gelu_(h)
         return F.gelu(h)
@@ -299,12 +302,22 @@ class BlockForward:
         else:
             self._accumulate(x, h, fc2, deferred=in_place(word), split=split)
 
-    def wide_product(self, h: torch.Tensor, affine: Linear, *, split: bool) -> torch.Tensor:
-        """``h @ weight.T + bias`` by the library, or fp32 as three TF32 products (tf32.py)."""
+    def wide_product(
+        self,
+        h: torch.Tensor,
+        affine: Linear,
+        *,
+        split: bool,
+        activation: Activation | None = None,
+    ) -> torch.Tensor:
+        """``h @ weight.T + bias`` by the library, or fp32 as three TF32 products (tf32.py).
+
+        ``activation`` goes with three products only.
+        """
         if split:
             return self.ops.linear(
-                h, affine.weight, affine.bias, impl="triton", config=SPLIT_TILES,
-                input_precision="tf32x3",
+                h, affine.weight, affine.bias, activation=activation, impl="triton",
+                config=SPLIT_TILES, input_precision="tf32x3",
             )  # fmt: skip
         return F.linear(h, affine.weight, affine.library_bias)
 

@@ -77,7 +77,7 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 _SAME_SHAPE = (
     operators.layer_norm, operators.layer_norm_per_token, operators.mlp, operators.quantize,
     operators.quantize_per_token, operators.quantized_mlp, operators.packed_attention_half,
-    operators.packed_heads_attention, operators.packed_persistent_stage,
+    operators.packed_heads_attention,
 )  # fmt: skip
 
 #: Layer of an operator whose weight does not say it.
@@ -85,7 +85,6 @@ _LAYERS = {
     "packed_window_attention": "attention",
     "packed_attention_half": "attention",
     "packed_heads_attention": "attention",
-    "packed_persistent_stage": "stage",
     "window_attention_ref": "attention",
     "quantized_window_attention_ref": "attention",
     "layer_norm_per_token": "norm",
@@ -111,7 +110,7 @@ _SEVERAL_LAYERS = ("mlp", "quantized_mlp", "packed_attention_half", "packed_head
 #: Operators without ``impl=``: kernels in any case.
 _ALWAYS_KERNELS = (
     operators.packed_window_attention, operators.packed_attention_half,
-    operators.packed_heads_attention, operators.packed_persistent_stage,
+    operators.packed_heads_attention,
 )  # fmt: skip
 
 
@@ -134,10 +133,6 @@ def record_calls(
         for index, stage in enumerate(bound.plan.stages):
             blocks = list(zip(forward.weights.stages[index], bound.offsets[index], strict=True))
             unjoined = None
-            if stage.mlp == "persistent":
-                recorder.enter(index, {})
-                noted.all_blocks(x, index, bound)
-                blocks = []
             for block, offsets in blocks:
                 recorder.enter(index, _weights_of(block))
                 stats = noted.attention_half(x, block, stage, offsets, unjoined)

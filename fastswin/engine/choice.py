@@ -3,7 +3,7 @@
 The words are those of plan.py. Thresholds are measurements on an H100 (docs/performance.md): rows
 ``M`` of the batch and channels ``C`` decide between one kernel that keeps values on the chip and
 the library's GEMM, which is faster where it is large. What few rows, fp32 products and attention
-halves change afterwards is in small_batch.py, tf32.py, fused_attention.py and persistent.py.
+halves change afterwards is in small_batch.py, tf32.py and fused_attention.py.
 """
 
 from __future__ import annotations

@@ -36,6 +36,7 @@ from fastswin.engine.precision import (
 from fastswin.engine.quantized.mix import MIXES, Mix
 from fastswin.engine.report import EngineReport
 from fastswin.engine.source import make_loader
+from fastswin.engine.tuned import tuned_gain
 from fastswin.engine.warmup import compile_calls
 from fastswin.models.config import SwinConfig
 from fastswin.models.swin import SwinTransformer, check_images
@@ -117,13 +118,15 @@ class Engine:
             )
         self._backends = BackendSelector(backend, self.device, self._precision, impl)
         choose_impl(impl, "Engine", [why_not_triton(self.device, self._precision.dtype)])
-        table, self._tuning = find_device_table(tuning, self.device)
+        self._table, self._tuning = find_device_table(tuning, self.device)
+        if self._table is not None and self._precision.quantized:
+            self._table, self._tuning = None, "off: tables were measured without 8-bit layers"
         self._load, self._description = make_loader(source, pretrained=pretrained, config=config)
         self._source, self._calibration, self._mix = source, calibration, mix
         self._ranges: Calibration | None = None
         self._runner: GraphRunner | None = None
         self._lock = threading.RLock()
-        self._plans = Plans(self.device, impl, table, pdl, mix)
+        self._plans = Plans(self.device, impl, self._table, pdl, mix)
         self._graphs: GraphLadder | None = None
         if cuda_graphs and self.device.type == "cuda":
             self._graphs = GraphLadder(
@@ -214,7 +217,8 @@ class Engine:
     def report(self, batch: int = 1, image_size: tuple[int, int] | None = None) -> EngineReport:
         """Which implementation each layer takes at a batch and image size, and why."""
         with self._lock:
-            bound = self._plans.bound(batch, image_size or self.config.image_size)
+            size = image_size or self.config.image_size
+            bound = self._plans.bound(batch, size)
             return EngineReport(
                 source=self._description,
                 device=device_name(self.device),
@@ -222,7 +226,8 @@ class Engine:
                 weights_mib=self._forward.weights.num_bytes / 2**20,
                 plan=bound.plan,
                 graphs=tuple(self._graphs.keys()) if self._graphs is not None else (),
-                tuning=self._tuning,
+                tuning=self._tuning
+                + tuned_gain(self._table, self.config, batch, size, self.precision),
                 backend=self._backends.choice,
                 programs=() if self._runner is None else self._runner.programs,
                 scheme=self._scheme_line(),

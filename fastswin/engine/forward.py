@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from fastswin.engine.bind import BoundPlan, Offset
 from fastswin.engine.block import BlockForward, implementation_of
 from fastswin.engine.plan import ModelPlan, StagePlan
-from fastswin.ops.persistent_stage.config import StageShape
 
 
 class Forward(BlockForward):
@@ -59,9 +58,6 @@ class Forward(BlockForward):
         for index, stage in enumerate(bound.plan.stages):
             unjoined = None
             blocks = list(zip(self.weights.stages[index], bound.offsets[index], strict=True))
-            if stage.mlp == "persistent":
-                self.all_blocks(x, index, bound)
-                blocks = []
             for block, offsets in blocks:
                 stats = self.attention_half(x, block, stage, offsets, unjoined)
                 unjoined = self.mlp_half(x, block, stage, offsets, stats)
@@ -70,19 +66,6 @@ class Forward(BlockForward):
             if stage.merge is not None:
                 x = self.merge(x, index, stage, bound.stage_end[index])
         return outputs
-
-    def all_blocks(self, x: torch.Tensor, index: int, bound: BoundPlan) -> None:
-        """Every block of a stage in one kernel, in place."""
-        stage, packed = bound.plan.stages[index], bound.persistent[index]
-        assert packed is not None  # bind packs what the plan makes persistent
-        shape = StageShape(
-            x.shape[0], stage.map_size, stage.channels, stage.num_heads, packed.hidden,
-            stage.window_size, stage.shift_size,
-        )  # fmt: skip
-        self.ops.packed_persistent_stage(
-            x, packed, shape, self.weights.stages[index][0].scale, self.eps,
-            stage.launch.get("persistent"),
-        )  # fmt: skip
 
     def embed(self, images: torch.Tensor, plan: ModelPlan) -> torch.Tensor:
         """Images to the residual stream ``[B, H, W, C]``."""
@@ -97,7 +80,7 @@ class Forward(BlockForward):
             images, w.patch_weight, w.patch_bias,
             None if norm is None else norm.weight, None if norm is None else norm.bias,
             eps=self.resample_eps, dtype=self.precision.dtype, impl=implementation_of(plan.embed),
-            pdl=plan.pdl,
+            pdl=plan.pdl, input_precision=plan.embed_products,
         )  # fmt: skip
         position = self.position_embedding((x.shape[1], x.shape[2]))
         return x if position is None else x + position

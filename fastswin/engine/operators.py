@@ -26,8 +26,6 @@ from fastswin.ops import (
     split_k_linear,
 )
 from fastswin.ops.attention_half.config import HeadsConfig, WholeWindowConfig
-from fastswin.ops.persistent_stage.config import PersistentStageConfig, StageShape
-from fastswin.ops.persistent_stage.packing import PackedStage
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 from fastswin.ops.window_attention.quantized import quantized_window_attention_ref
 from fastswin.ops.window_attention.reference import window_attention_ref
@@ -46,7 +44,6 @@ __all__ = [
     "norm_pool_head",
     "packed_attention_half",
     "packed_heads_attention",
-    "packed_persistent_stage",
     "packed_window_attention",
     "patch_embed",
     "quantize",
@@ -77,6 +74,7 @@ def packed_window_attention(
     output_scale: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     pdl: bool = False,
+    split: bool = False,
 ) -> torch.Tensor:
     """Window attention ``[B, H, W, 3C] -> [B, H, W, C]`` on packed bias tables.
 
@@ -90,12 +88,13 @@ def packed_window_attention(
         output_scale: fp32 ``[1]``, step of an 8-bit output; None where it is wide.
         out_dtype: of the output; None takes qkv's.
         pdl: programmatic dependent launch (_triton/pdl.py).
+        split: whether fp32 products are the sum of three TF32 ones.
     """
     arguments = (
         qkv, bias, head_scale, pad_qkv, scale, num_heads, window_size, shift_size, tf32,
     )  # fmt: skip
     narrow = qkv_scale is not None or output_scale is not None
-    if config is None and not narrow and not pdl:
+    if config is None and not narrow and not pdl and not split:
         return window_attention_fwd(*arguments)
     from fastswin.ops.window_attention import forward
 
@@ -104,7 +103,7 @@ def packed_window_attention(
             *arguments, config=config, qkv_scale=qkv_scale, output_scale=output_scale,
             out_dtype=out_dtype, pdl=pdl,
         )  # fmt: skip
-    return forward.window_attention_fwd(*arguments, config=config, pdl=pdl)
+    return forward.window_attention_fwd(*arguments, config=config, pdl=pdl, split=split)
 
 
 def packed_heads_attention(
@@ -176,24 +175,3 @@ def packed_attention_half(
         norm_weight, norm_bias, scale, num_heads, window_size, shift_size, eps, norm_first,
         out=out, config=config, pdl=pdl,
     )  # fmt: skip
-
-
-def packed_persistent_stage(
-    x: torch.Tensor,
-    packed: PackedStage,
-    shape: StageShape,
-    scale: float,
-    eps: float,
-    config: PersistentStageConfig | None = None,
-) -> torch.Tensor:
-    """All blocks of a stage on ``x [B, H, W, C]`` in one kernel, in place.
-
-    Args:
-        packed: weights of the blocks (ops/persistent_stage/packing.py).
-        shape: of the stage.
-        scale, eps: as ``ops.persistent_stage`` has them.
-        config: tiles; None takes the default.
-    """
-    from fastswin.ops.persistent_stage import launch
-
-    return launch.persistent_stage_fwd(x, packed, shape, scale, eps, config)

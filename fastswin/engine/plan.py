@@ -13,7 +13,6 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
            "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
                       carried as an offset that the next reader adds (bind.py)
            "inside"   in attention's kernel, with the residual
-    all    "persistent"  every block of the stage in one kernel (persistent.py)
     mlp    "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M
            "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
@@ -30,7 +29,8 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
 
 Small batches are bound by launches: their kernels use programmatic dependent launch
 (_triton/pdl.py; ``pdl`` in the plan), and a stage of few rows is built of our kernels where they
-are faster then (small_batch.py).
+are faster then (small_batch.py), whatever a tuning table says: its times are of launches that wait
+for each other.
 
 Without Triton every layer takes "reference": plain PyTorch. The thresholds are measurements on an
 H100 (docs/performance.md); a tuning table of the card, where there is one, decides instead of them
@@ -53,7 +53,6 @@ from fastswin.engine.fused_attention import (
     FusedAttention,
     choose_fused_attention,
 )
-from fastswin.engine.persistent import PERSISTENT_STAGES, PersistentStages, choose_persistent
 from fastswin.engine.precision import Precision
 from fastswin.engine.quantized.formats import StageFormats
 from fastswin.engine.small_batch import (
@@ -62,12 +61,18 @@ from fastswin.engine.small_batch import (
     second_norm,
     small_stage,
 )
-from fastswin.engine.tf32 import TF32_PRODUCTS, choose_tf32_products, splits_fp32
+from fastswin.engine.tf32 import (
+    TF32_PRODUCTS,
+    choose_tf32_products,
+    embed_products,
+    splits_attention,
+    splits_fp32,
+)
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
 from fastswin.ops.hopper_gemm.config import hopper_reason
+from fastswin.ops.linear.api import InputPrecision
 from fastswin.ops.patch_embed.api import patch_embed_blocker
-from fastswin.ops.persistent_stage.config import StageShape
 from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
 from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.tuning.table import TuningTable
@@ -88,7 +93,8 @@ class StagePlan:
     says which layers of a quantised engine multiply in 8 bits; the words are those of the others.
     ``norm2`` says where V1's second LayerNorm stands when mlp is "split-k" and proj one-shot:
     "apart", or "behind" fc1's product. ``split`` says that fp32 products, the library's by their
-    words, are three of TF32 (tf32.py).
+    words, are three of TF32, ``split_attention`` the same of attention's (tf32.py). ``few_rows``
+    says that small_batch.py has built the stage, where no tuning table is asked.
     """
 
     stage: int
@@ -109,6 +115,8 @@ class StagePlan:
     pdl: bool = False
     norm2: str = "apart"
     split: bool = False
+    split_attention: bool = False
+    few_rows: bool = False
 
     def endings(self, block: int) -> tuple[str, str]:
         """The words for proj and mlp of one block: "quantized" where its last product is."""
@@ -119,7 +127,10 @@ class StagePlan:
 
 @dataclasses.dataclass(frozen=True)
 class ModelPlan:
-    """A whole forward pass for one batch and image size."""
+    """A whole forward pass for one batch and image size.
+
+    ``embed_products`` says of what the patch embedding's fp32 product is made (tf32.py).
+    """
 
     batch: int
     image_size: Pair
@@ -128,6 +139,7 @@ class ModelPlan:
     pool: str
     head: str = "library"
     pdl: bool = False
+    embed_products: InputPrecision | None = None
 
 
 def make_plan(
@@ -140,7 +152,6 @@ def make_plan(
     table: TuningTable | None = None,
     pdl: bool | None = None,
     fused_attention: FusedAttention | None = None,
-    persistent: PersistentStages | None = None,
 ) -> ModelPlan:
     """Choose implementations.
 
@@ -151,7 +162,6 @@ def make_plan(
             False leaves both out.
         fused_attention: stages whose attention half is one kernel, by windows; None takes the
             engine's table where its tiles fit, on compute capability 9 and 10.
-        persistent: stages of few rows whose blocks are one kernel; None takes the engine's.
 
     Raises:
         ValueError: a stage's map is smaller than its window (the message names the stage).
@@ -182,7 +192,6 @@ def make_plan(
             pdl,
             device,
             fused,
-            PERSISTENT_STAGES if persistent is None else persistent,
         )
         for stage in range(config.num_stages)
     )
@@ -197,6 +206,7 @@ def make_plan(
         "reference" if no_pool else "triton",
         head="tiled" if pdl else "library",
         pdl=pdl,
+        embed_products=None if no_embed or precision.half else embed_products(device),
     )
 
 
@@ -211,7 +221,6 @@ def _plan_stage(
     pdl: bool,
     device: torch.device,
     fused_attention: FusedAttention,
-    persistent: PersistentStages,
 ) -> StagePlan:
     map_size = config.map_size(stage, image_size)
     window = config.stage_window(stage)
@@ -219,20 +228,26 @@ def _plan_stage(
     C = config.dim(stage)
     last = stage == config.num_stages - 1
     launch: dict[str, LayerTiles] = {}
-    split = False
+    few_rows = split = split_attention = False
     if blocked:
         choice = {"qkv": "reference", "attention": "reference", "proj": "reference"}
         choice |= {"mlp": "reference", "merge": "reference"}
         reasons = {"all": blocked}
     else:
         M = max(batch, 1) * map_size[0] * map_size[1]
-        choice, reasons = choose_forms(config, stage, M, precision, table)
-        if pdl and M * C <= SMALL_STAGE_VALUES:
+        few_rows = pdl and M * C <= SMALL_STAGE_VALUES
+        measured = None if few_rows else table
+        choice, reasons = choose_forms(config, stage, M, precision, measured)
+        if few_rows:
+            if table is not None:
+                reasons["tuning"] = f"{M} rows: no table, whose launches are not programmatic"
             launch = small_stage(
                 choice, reasons, config.version, M, C, config.hidden_dim(stage),
                 multiprocessor_count(device),
             )  # fmt: skip
-        launch |= tuned_launch(config, stage, max(batch, 1), image_size, precision, choice, table)
+        launch |= tuned_launch(
+            config, stage, max(batch, 1), image_size, precision, choice, measured
+        )
         if precision.tf32:
             choose_tf32_products(
                 TF32_PRODUCTS, choice, reasons, launch, version=config.version, M=M, C=C,
@@ -240,6 +255,9 @@ def _plan_stage(
             )  # fmt: skip
         exact = not precision.half and not precision.tf32
         split = exact and splits_fp32(M, C, config.hidden_dim(stage), device)
+        split_attention = split and splits_attention(math.prod(window))
+        if split_attention:  # a table's tiles are of products in fp32
+            launch.pop("attention", None)
         if split:
             reasons["gemm"] = "three TF32 products: closer to fp64 than the library's and faster"
         if precision.half:
@@ -249,12 +267,6 @@ def _plan_stage(
                 windows=max(batch, 1) * math.prod(num_windows(map_size, window)),
                 map_tokens=math.prod(map_size),
             )  # fmt: skip
-            if config.version == 1 and pdl:
-                shape = StageShape(
-                    max(batch, 1), map_size, C, config.num_heads[stage], config.hidden_dim(stage),
-                    window, shift,
-                )  # fmt: skip
-                choose_persistent(persistent, choice, reasons, launch, shape, device)
             if choice["mlp"] == "library" and "fc1" not in launch:
                 reasons |= hopper_reason(M, config.hidden_dim(stage), C, precision.dtype, device)
     return StagePlan(
@@ -275,4 +287,6 @@ def _plan_stage(
         pdl=pdl,
         norm2=second_norm(config.version, choice, launch, C),
         split=split,
+        split_attention=split_attention,
+        few_rows=few_rows,
     )

@@ -89,7 +89,7 @@ class Plans:
         fused: FusedAttention | None = None if ranges is None or self._mix == "auto" else {}
         plan = make_plan(
             forward.config, batch, size, self._device, forward.precision, self._impl, self._table,
-            self._pdl, fused, None if ranges is None else {},
+            self._pdl, fused,
         )  # fmt: skip
         if ranges is not None:
             plan = quantize_plan(plan, forward.config, ranges, self._mix, forward.weights)

@@ -18,12 +18,11 @@ from fastswin.ops.linear.config import (
     default_one_shot_config,
     one_shot_blocker,
 )
-from fastswin.ops.persistent_stage.config import PersistentStageConfig
 from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config, split_k_blocker
 from fastswin.tuning.problem import LaunchConfig
 
 #: Tiles of one layer in a plan.
-LayerTiles = LaunchConfig | SplitKConfig | PersistentStageConfig
+LayerTiles = LaunchConfig | SplitKConfig
 
 #: First compute capability with programmatic dependent launch.
 PDL_CAPABILITY = (9, 0)
@@ -79,7 +78,7 @@ def small_stage(
     hidden: int,
     processors: int,
 ) -> dict[str, LayerTiles]:
-    """Take the small forms where the kernels can, unless a table has measured others.
+    """Take the small forms where the kernels can.
 
     Args:
         choice, reasons: the stage's forms by layer, changed in place.
@@ -99,14 +98,12 @@ def small_stage(
         "mlp": "split" if inside else "split-k" if cut else "library",
     }
     for layer, form in forms.items():
-        if not reasons.get(layer, "").startswith("measured"):
-            choice[layer], reasons[layer] = form, f"{M} rows: bound by launches"
+        choice[layer], reasons[layer] = form, f"{M} rows: bound by launches"
     choice["proj"], reasons["proj"] = "fused", f"{M} rows: bound by launches"
     if proj := _proj_tiles(M, C, processors):
         launch["proj"] = proj
-    if narrow and choice["qkv"] == forms["qkv"]:
+    if narrow:
         launch["qkv"] = default_one_shot_config(M, 3 * C, C, processors)
-    if narrow and choice["mlp"] == forms["mlp"]:
         if C == ONE_SHOT_CHANNELS:
             launch["fc1"] = default_one_shot_config(M, hidden, C, processors)
         if inside and hidden <= 4 * ONE_SHOT_CHANNELS and one_shot_blocker(hidden) is None:
@@ -116,9 +113,9 @@ def small_stage(
         assert config is not None  # split_k_blocker was asked
         launch["fc2"] = config
     replaced = {
-        "qkv": choice["qkv"] == forms["qkv"],
+        "qkv": True,
         "proj": True,
-        "fc1": choice["mlp"] == forms["mlp"] and choice["mlp"] != "library",
+        "fc1": choice["mlp"] != "library",
         "merge": choice.get("merge") == "triton",
     }
     for layer, open_to_it in replaced.items():

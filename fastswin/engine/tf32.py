@@ -10,7 +10,9 @@ that a pass is needed for.
 In fp32 chains of K multiply-adds would be outside the gate, but a product of fp32 numbers is also
 three of TF32: each operand is the sum of two TF32 numbers, and what is left out is below
 ``2**-21`` of it. Summed by tensor cores that is 1.3 to 4.5 times closer to fp64 than the library's
-fp32 (rms, K from 96 to 3,072) in half of its time (docs/performance.md, H200).
+fp32 (rms, K from 96 to 3,072) in half of its time; attention's, of 32 and 64 terms, have 1.25 times
+eager's error in 0.4 of the time of IEEE products (docs/performance.md, H200). An infinite or NaN
+operand gives what it gives in fp32: Triton drops the two small products where they are NaN.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from collections.abc import Mapping
 import torch
 
 from fastswin._triton.device import device_capability
+from fastswin.ops.linear.api import InputPrecision
 from fastswin.ops.linear.config import (
     GemmConfig,
     LayerNormLinearConfig,
@@ -36,19 +39,39 @@ Tf32Products = Mapping[
 #: First compute capabilities whose copy engine the tiles are for.
 TF32_CAPABILITIES = (9, 10)
 
-#: What is taken (H200, batch 32: 122, 151, 114 and 68 us where the passes apart take 222, 287, 144
-#: and 75). qkv of 128 and 192 channels is slower so; fc1 apart was not measured.
+#: fc1 with GELU, rows rounded on their way through registers.
+FC1_TILES = GemmConfig(128, 128, 32, num_warps=8, num_stages=3, tma=True)
+
+#: What is taken (H200, batch 32). MLP: 122, 151 and 114 us where the passes apart take 222, 287 and
+#: 144. qkv: 68 for 75; of 128 and 192 channels it is slower so. fc1 from 256 channels: 73, 41, 54,
+#: 40 and 58 for 104, 51, 70, 42 and 73, and of 128 channels, where V2's MLP would spill, 113 for
+#: 178. Rows are what was measured, or less where the tiles still fill the card twice.
 TF32_PRODUCTS: Tf32Products = {
     (1, "mlp", 96): (20_000, MlpConfig(128, 64, num_warps=8, num_stages=2, tma=True)),
     (1, "mlp", 128): (20_000, MlpConfig(64, 32, num_warps=4, num_stages=2, tma=True)),
     (1, "mlp", 192): (20_000, MlpConfig(64, 32, num_warps=4, num_stages=2, tma=True)),
+    (2, "mlp", 96): (20_000, MlpConfig(128, 64, num_warps=8, num_stages=2, tma=True)),
+    (2, "mlp", 192): (20_000, MlpConfig(64, 32, num_warps=4, num_stages=2, tma=True)),
     (1, "qkv", 96): (20_000, LayerNormLinearConfig(64, 32, 1, num_warps=4, num_stages=3)),
+    (2, "fc1", 128): (20_000, FC1_TILES),
+    **{(version, "fc1", 256): (20_000, FC1_TILES) for version in (1, 2)},
+    **{(version, "fc1", C): (6_000, FC1_TILES) for version in (1, 2) for C in (384, 512)},
+    **{(version, "fc1", C): (1_500, FC1_TILES) for version in (1, 2) for C in (768, 1024)},
 }
 
 #: Fewest values (rows x channels) of a stage whose fp32 products are three of TF32, None for none,
 #: and their tiles.
 SPLIT_VALUES: int | None = 1_000_000
 SPLIT_TILES = GemmConfig(64, 64, 32, num_warps=4, num_stages=3, tma=True)
+
+#: Longest window whose attention's products are split in those stages: 97.6 us for 4,096 windows
+#: of 49 tokens and 3 heads, 259 in IEEE.
+SPLIT_WINDOW = 64
+
+#: Whether the patch embedding's product, in fp32 and tf32, is three of TF32: in IEEE it spills and
+#: takes 170 us for 32 images, in tf32 there is no reason to round the input of a layer whose time
+#: is its bytes'.
+SPLIT_EMBED = False
 
 
 def splits_fp32(M: int, C: int, hidden: int, device: torch.device) -> bool:
@@ -58,6 +81,17 @@ def splits_fp32(M: int, C: int, hidden: int, device: torch.device) -> bool:
     """
     fast = device_capability(device)[0] in TF32_CAPABILITIES and (C | hidden) % 4 == 0
     return fast and SPLIT_VALUES is not None and M * C >= SPLIT_VALUES
+
+
+def splits_attention(tokens: int) -> bool:
+    """Whether attention of such windows multiplies in three TF32 products with its stage's."""
+    return tokens <= SPLIT_WINDOW
+
+
+def embed_products(device: torch.device) -> InputPrecision | None:
+    """Of what the patch embedding's fp32 product is made; None multiplies in IEEE."""
+    fast = device_capability(device)[0] in TF32_CAPABILITIES
+    return "tf32x3" if SPLIT_EMBED and fast else None
 
 
 def choose_tf32_products(

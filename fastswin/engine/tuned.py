@@ -1,9 +1,14 @@
-"""What a tuning table says about one stage: the form of its layers and the tiles of its kernels."""
+"""What a tuning table says about one stage: the form of its layers and the tiles of its kernels.
+
+And about a whole model: what it measured with the table and without (``tuned_gain``).
+"""
 
 from __future__ import annotations
 
 import math
 
+from fastswin.models import VARIANTS
+from fastswin.models.config import SwinConfig
 from fastswin.tuning.layers import (
     LayerProblem,
     fused_mlp,
@@ -85,3 +90,42 @@ def tuned_launches(
         return {}
     found = {name: table.config(problem) for name, problem in kernels.items()}
     return {name: config for name, config in found.items() if config is not None}
+
+
+def tuned_gain(
+    table: TuningTable | None, config: SwinConfig, batch: int, image_size: Pair, precision: str
+) -> str:
+    """What a report adds about a model at a batch: its times by heuristics and with the table.
+
+    Args:
+        table: the card's, or None.
+        config: the engine's model, known to a table by the layers of a named variant.
+        batch, image_size: images of a call.
+        precision: name of what is computed in.
+
+    Returns:
+        Empty where nothing was measured.
+    """
+    if table is None or image_size != config.image_size:
+        return ""
+    for row in table.models:
+        variant = VARIANTS.get(row.get("model", ""))
+        asked = row.get("batch") == batch and row.get("dtype") == precision
+        if asked and variant is not None and _same_layers(variant, config):
+            before, after = row["heuristic_ms"], row["tuned_ms"]
+            return (
+                f"; {row['model']} at batch {batch}: {before:.3f} ms by heuristics, {after:.3f} "
+                "with it in one run"
+            )
+    return ""
+
+
+def _same_layers(a: SwinConfig, b: SwinConfig) -> bool:
+    """Whether two models launch the same, but for their heads."""
+    return all(
+        getattr(a, name) == getattr(b, name)
+        for name in (
+            "version", "image_size", "patch_size", "embed_dim", "depths", "num_heads",
+            "window_size", "mlp_ratio",
+        )
+    )  # fmt: skip

@@ -20,7 +20,6 @@ from fastswin.ops.patch_merging import (
     gather_neighbours,
     merge_neighbours,
 )
-from fastswin.ops.persistent_stage import BlockWeights, persistent_stage
 from fastswin.ops.pool import norm_pool, norm_pool_head
 from fastswin.ops.quantize import quantize, quantize_per_token
 from fastswin.ops.quantized_linear import quantized_linear
@@ -34,7 +33,6 @@ from fastswin.ops.window_attention import (
 )
 
 __all__ = [
-    "BlockWeights",
     "add_layer_norm",
     "add_split_k",
     "attention_half",
@@ -55,7 +53,6 @@ __all__ = [
     "norm_pool",
     "norm_pool_head",
     "patch_embed",
-    "persistent_stage",
     "quantize",
     "quantize_per_token",
     "quantized_linear",

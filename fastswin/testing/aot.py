@@ -81,9 +81,7 @@ def record_launches() -> Iterator[list[Launch]]:
     def run(self: Any, *args: Any, grid: Any, warmup: bool = False, **kwargs: Any) -> None:
         arguments = dict(zip(self.arg_names, args, strict=False))
         options: dict[str, Any] = {}
-        for option in (
-            "num_warps", "num_stages", "maxnreg", "launch_pdl", "launch_cooperative_grid",
-        ):  # fmt: skip
+        for option in ("num_warps", "num_stages", "maxnreg", "launch_pdl"):
             if option in kwargs:
                 options[option] = kwargs.pop(option)
         launches.append(Launch(self, arguments | kwargs, options, tuple(grid)))

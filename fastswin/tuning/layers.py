@@ -19,12 +19,16 @@ from fastswin.ops.mlp.api import HIDDEN_STEP
 from fastswin.ops.mlp.config import mlp_blocker
 from fastswin.tuning.problem import KernelProblem, make_problem
 
-#: Widest stages for which LayerNorm inside a GEMM is tried: at 768 channels the qkv form took 1.2
-#: to 5.7 times the library's time, at 384 the split MLP lost at every batch (docs/performance.md).
-MAX_FUSED_QKV, MAX_SPLIT_MLP = 512, 256
+#: Widest stage for which LayerNorm inside qkv's GEMM is tried: at 384 channels and from 1,568 rows
+#: up its best tiles took 1.3 to 1.8 times the other forms' (docs/performance.md).
+MAX_FUSED_QKV = 256
+
+#: The same for fc1, and the rows below which the fused MLP leaves the card idle: above, the split
+#: MLP lost to it at 96 and 192 channels by 1.1 to 1.6.
+MAX_SPLIT_MLP, MAX_SPLIT_ROWS = 256, 6000
 
 #: Rows up to which both are tried at any width, by one-shot kernels (ops/linear/one_shot.py).
-FEW_ROWS = 400
+FEW_ROWS = 200
 
 #: Legal choices of each layer, and the numbers that identify it beside the rows.
 CHOICES: dict[str, tuple[str, ...]] = {
@@ -142,7 +146,7 @@ def _mlp_forms(layer: LayerProblem) -> dict[str, list[KernelProblem]]:
     }
     if mlp_blocker(C, hidden, HIDDEN_STEP) is None:
         forms["fused"] = [fused_mlp(*sized, bool(post_norm))]
-    narrow = C <= MAX_SPLIT_MLP or rows <= FEW_ROWS
+    narrow = (C <= MAX_SPLIT_MLP and rows <= MAX_SPLIT_ROWS) or rows <= FEW_ROWS
     if not post_norm and narrow and layer_norm_linear_blocker(C) is None:
         forms["split"] = [split_fc1(*sized), split_fc2(*sized)]
     return forms

@@ -18,12 +18,18 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig
 from fastswin.ops.linear.config import GemmConfig, LayerNormLinearConfig, OneShotConfig
 from fastswin.ops.mlp.config import MlpConfig
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 
 LaunchConfig = (
-    GemmConfig | LayerNormLinearConfig | OneShotConfig | MlpConfig | WindowAttentionConfig
+    GemmConfig
+    | HopperGemmConfig
+    | LayerNormLinearConfig
+    | OneShotConfig
+    | MlpConfig
+    | WindowAttentionConfig
 )
 
 #: Configuration of each operator that has one; the order of its fields is that of the dataclass.
@@ -36,7 +42,7 @@ CONFIG_TYPES: dict[str, type] = {
 
 #: Configurations of other kernels that serve the same problem; told apart by their fields.
 ALTERNATIVES: dict[str, tuple[type, ...]] = {
-    "linear": (OneShotConfig,),
+    "linear": (OneShotConfig, HopperGemmConfig),
     "layer_norm_linear": (OneShotConfig,),
 }
 

@@ -21,7 +21,9 @@ PROBLEM = Problem("small", "fp32", 2, config=CONFIG)
 
 @pytest.fixture(autouse=True)
 def known_ceilings(monkeypatch):
-    monkeypatch.setattr(startup, "measure_device", lambda *_: Ceilings(0.01, {"fp16": 0.1, "fp32": 0.1}))
+    monkeypatch.setattr(
+        startup, "measure_device", lambda *_: Ceilings(0.01, {"fp16": 0.1, "fp32": 0.1})
+    )
 
 
 def test_starts_are_measured_checked_and_recorded(tmp_path):

@@ -10,7 +10,7 @@ from fastswin.bench import startup
 from fastswin.bench.profile import Profile, Row
 from fastswin.bench.startup import StartupResult
 from fastswin.bench.tune import TuneResult
-from fastswin.bench.tune_models import Comparison
+from fastswin.bench.tune_select import Comparison
 from fastswin.cli import profile as profile_command
 from fastswin.cli import tune as tune_command
 
@@ -27,7 +27,7 @@ def tuned(monkeypatch):
             calls.append((models, batches, precision, out, options))
             options["progress"]("mlp fp16 rows=3136: 12.5 us of 40 candidates")
             rows = [
-                Comparison(MODEL, 1, 0.313, 0.290, 0.001),
+                Comparison(MODEL, 1, 0.313, 0.290, 0.001, units=3),
                 Comparison(MODEL, 64, None, None, None, "out of memory"),
             ]
             return TuneResult({}, 12, 3, left, ("mlp: slow: differs",)), rows

@@ -97,7 +97,6 @@ def test_every_operator_of_the_forward_pass_has_a_shape_rule():
     # the tiny model has too few rows for the fused MLP, a CPU takes no small-batch forms
     small = {operators.merge_neighbours, operators.norm_pool_head}
     small |= {operators.packed_heads_attention, operators.packed_attention_half}
-    small |= {operators.packed_persistent_stage}
     small |= {operators.split_k_linear, operators.add_split_k}
     assert kernels - seen <= quantized | {operators.mlp} | small
     with pytest.raises(NotImplementedError, match="shape of window_attention_ref"):

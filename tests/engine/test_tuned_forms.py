@@ -16,9 +16,10 @@ from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.engine.tuned import attention_kernel, stage_kernels, stage_layers
 from fastswin.tuning.card import H100
+from fastswin.tuning.document import empty_document
 from fastswin.tuning.problem import config_to_dict
 from fastswin.tuning.space import candidates, default_for
-from fastswin.tuning.table import TuningTable, empty_document
+from fastswin.tuning.table import TuningTable
 
 CPU = torch.device("cpu")
 HALF = PRECISIONS["fp16"]
@@ -41,7 +42,7 @@ def table_for(config, qkv: str, mlp: str) -> TuningTable:
             document["choices"].append({
                 "layer": name, "dtype": "fp16", "triton": "3.6", "shape": layer.dims,
                 "rows": layer.rows, "range": [layer.rows, layer.rows], "choice": chosen[name],
-                "latency_us": {chosen[name]: 1.0},
+                "latency_us": {chosen[name]: 1.0}, "verdict": "gain",
             })  # fmt: skip
         kernels = stage_kernels(*sized, qkv, mlp)
         kernels["attention"] = attention_kernel(
@@ -54,7 +55,7 @@ def table_for(config, qkv: str, mlp: str) -> TuningTable:
                 "op": problem.op, "dtype": "fp16", "triton": "3.6", "shape": problem.dims,
                 "rows": problem.rows, "range": [problem.rows, problem.rows],
                 "config": config_to_dict(other), "shared_bytes": 1024, "latency_us": 1.0,
-                "default_us": 2.0,
+                "default_us": 2.0, "verdict": "gain",
             })  # fmt: skip
     return TuningTable(document, CARD, "3.6.1", "test.json")
 

@@ -20,10 +20,14 @@ class InstantCompiler:
 
     fails: dict = dataclasses.field(default_factory=dict)
     never: bool = False
+    cancelled: bool = False
     started: list[Job] = dataclasses.field(default_factory=list)
 
     def start(self, jobs: Sequence[Job]) -> None:
         self.started += jobs
+
+    def cancel(self) -> None:
+        self.cancelled = True
 
     def results(self, jobs: Sequence[Job], deadline: float) -> dict[Job, Built]:
         if self.never:

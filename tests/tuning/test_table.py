@@ -12,6 +12,7 @@ import torch
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.models import SwinConfig, find_variant
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig
 from fastswin.ops.linear.config import (
     GemmConfig,
     LayerNormLinearConfig,
@@ -19,19 +20,18 @@ from fastswin.ops.linear.config import (
 )
 from fastswin.ops.mlp.config import MlpConfig
 from fastswin.ops.window_attention.config import WindowAttentionConfig
-from fastswin.tuning.layers import mlp_layer, qkv_layer
-from fastswin.tuning.problem import config_from_dict, config_to_dict, make_problem
-from fastswin.tuning.table import (
+from fastswin.tuning.document import (
     TableRefusedError,
-    TuningTable,
     card_slug,
     empty_document,
-    find_table,
     format_document,
     merge_rows,
     ranges,
     read_document,
 )
+from fastswin.tuning.layers import mlp_layer, qkv_layer
+from fastswin.tuning.problem import config_from_dict, config_to_dict, make_problem
+from fastswin.tuning.table import TuningTable, find_table
 
 TRITON = "3.6.0"
 SHAPE = {"C": 96, "hidden": 384, "post_norm": 0}
@@ -42,7 +42,7 @@ def config_row(rows=3136, **changes):
     row = {
         "op": "mlp", "dtype": "fp16", "triton": "3.6", "shape": SHAPE, "rows": rows,
         "range": [rows - 100, rows + 100], "config": CONFIG, "shared_bytes": 65536,
-        "latency_us": 12.5, "default_us": 13.5,
+        "latency_us": 12.5, "default_us": 13.5, "verdict": "gain",
     }  # fmt: skip
     return row | changes
 
@@ -51,7 +51,7 @@ def choice_row(rows=3136, choice="library", **changes):
     row = {
         "layer": "qkv", "dtype": "fp16", "triton": "3.6", "shape": {"C": 96, "post_norm": 0},
         "rows": rows, "range": [rows - 100, rows + 100], "choice": choice,
-        "latency_us": {"library": 6.0, "fused": 7.0},
+        "latency_us": {"library": 6.0, "fused": 7.0}, "verdict": "gain",
     }  # fmt: skip
     return row | changes
 
@@ -98,10 +98,12 @@ def test_choices_tell_form_and_times(card):
         ({"op": "conv"}, "unknown op 'conv'"),
         ({"shape": {"C": 96}}, "the shape of mlp is C, hidden, post_norm"),
         ({"range": [1, 10]}, "does not hold its 3136 rows"),
+        ({"verdict": "best"}, "unknown verdict 'best'"),
+        ({"also": ["int8"]}, "also must list some of fp32, tf32, fp16, bf16"),
     ],
     ids=[
         "unknown-field", "missing-field", "type", "tile", "divides", "warps", "shared-memory",
-        "triton", "op", "shape", "range",
+        "triton", "op", "shape", "range", "verdict", "also",
     ],
 )  # fmt: skip
 def test_rows_that_cannot_run_are_refused_with_the_reason(card, changes, reason):
@@ -134,7 +136,7 @@ def test_choices_that_mean_nothing_are_refused(card, changes, reason):
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"schema": 2}, "has schema 2, this version reads 1"),
+        ({"schema": 1}, "has schema 1, this version reads 2; run fastswin tune again"),
         ({"card": "Other Card"}, "was measured on Other Card, this is Test Card 8GB"),
         ({"capability": [8, 0]}, "was measured on Test Card 8GB"),
         ({"configs": None}, "lacks its lists"),
@@ -160,33 +162,40 @@ def test_tma_is_refused_below_hopper():
     [
         ("linear", GemmConfig(64, 128, 64, 4, 3, True, 2)),
         ("linear", OneShotConfig(32, 64, 8)),
+        ("linear", HopperGemmConfig(128, 64, 64, 5, groups=3, warps=4, bias_first=False)),
         ("layer_norm_linear", LayerNormLinearConfig(64, 32, 3, 4, 2)),
         ("layer_norm_linear", OneShotConfig(16, 32, 8)),
         ("mlp", MlpConfig(64, 64, 4, 2, True)),
         ("window_attention", WindowAttentionConfig(64, (128, 16), 2, 4, 3)),
         ("window_attention", WindowAttentionConfig(64, (), 1, 4, 2)),
+        ("window_attention", WindowAttentionConfig(64, (64,), 1, programs=396)),
     ],
     ids=[
         "linear",
         "one-shot",
+        "hopper",
         "layer_norm_linear",
         "one-shot-norm",
         "mlp",
         "attention-whole",
         "attention-online",
+        "attention-runs",
     ],
 )
 def test_configurations_survive_json(op, config):
     assert config_from_dict(op, json.loads(json.dumps(config_to_dict(config)))) == config
 
 
-def test_ranges_leave_no_gap_and_no_overlap():
-    spans = ranges([49, 98, 392, 3136])
-    assert spans[0] == (43, 69)
+def test_ranges_reach_halfway_and_no_further_than_half_of_a_doubling():
+    measured = [49, 64, 128, 392, 3136]
+    spans = ranges(measured)
+    assert spans[0] == (44, 56)
     assert spans[-1][1] == int(3136 * 1.125)
     for (_, high), (low, _) in itertools.pairwise(spans):
-        assert low == high + 1
-    for rows, (low, high) in zip([49, 98, 392, 3136], spans, strict=True):
+        assert low > high
+    assert (spans[1][1], spans[2][0]) == (90, 91)  # half of a step of the ladder reaches this far
+    assert (spans[2][1], spans[3][0]) == (181, 278)  # further away nobody has measured
+    for rows, (low, high) in zip(measured, spans, strict=True):
         assert low <= rows <= high
     assert ranges([1]) == [(1, 1)]
 
@@ -197,7 +206,7 @@ def test_merging_replaces_equal_rows_and_keeps_other_triton_versions():
     assert [(r["triton"], r["rows"], r["latency_us"]) for r in merged] == [
         ("3.5", 784, 12.5), ("3.6", 784, 12.5), ("3.6", 3136, 10.0),
     ]  # fmt: skip
-    assert merged[1]["range"][1] + 1 == merged[2]["range"][0]
+    assert merged[1]["range"][1] < merged[2]["range"][0]
 
 
 def test_documents_have_a_row_a_line_and_are_json(card, tmp_path):
@@ -237,11 +246,30 @@ def test_a_shipped_table_of_another_schema_is_passed_over(card, tmp_path, monkey
     assert line == "test-card-8gb.json, 0 rows"
 
 
-def plan_with(table, batch=1):
+def test_rows_that_no_model_gained_from_do_not_answer(card):
+    verdicts = ("gain", "taken", "none", "loss", "untried")
+    rows = [config_row(1000 * (n + 1), verdict=word) for n, word in enumerate(verdicts)]
+    table = table_of(card, *rows)
+    found = {word: table.config(mlp(1000 * (n + 1))) for n, word in enumerate(verdicts)}
+    assert {word for word, config in found.items() if config is not None} == {"gain", "taken"}
+    assert table.describe() == "test.json, 2 rows; 3 that no model gained from"
+
+
+def test_a_row_answers_for_its_twin_dtype_where_that_was_checked(card):
+    own = config_row(3136, dtype="bf16", config=CONFIG | {"block_m": 128})
+    table = table_of(card, config_row(784, also=["bf16"]), config_row(3136, also=["bf16"]), own)
+    assert table.config(mlp(784, "bf16")) == table.config(mlp(784)) == MlpConfig(**CONFIG)
+    assert table.config(mlp(3136, "bf16")).block_m == 128  # its own row comes first
+    assert table.config(mlp(784, "fp32")) is None
+    assert table.describe() == "test.json, 3 rows"
+
+
+def plan_with(table, batch=1, precision="fp16", **options):
     config: SwinConfig = find_variant("swin_tiny_patch4_window7_224")
     return make_plan(
-        config, batch, (224, 224), torch.device("cpu"), PRECISIONS["fp16"], "triton", table
-    )
+        config, batch, (224, 224), torch.device("cpu"), PRECISIONS[precision], "triton", table,
+        **options,
+    )  # fmt: skip
 
 
 def test_a_plan_takes_forms_and_tiles_from_its_table(card):
@@ -268,3 +296,60 @@ def test_a_plan_takes_forms_and_tiles_from_its_table(card):
 def test_a_form_that_the_kernels_cannot_take_is_not_planned(card):
     wide = choice_row(441, "fused", shape={"C": 768, "post_norm": 0}, range=[441, 441])
     assert plan_with(table_of(card, choices=[wide]), 9) == plan_with(None, 9)
+
+
+def attention_row(windows, heads, **changes):
+    shape = {"window_h": 7, "window_w": 7, "heads": heads, "head_dim": 32, "cosine": 0}
+    tiles = {"block_q": 64, "key_tiles": [64], "heads_per_program": 1, "num_warps": 4}
+    return config_row(windows, op="window_attention", shape=shape, config=tiles) | changes
+
+
+def test_stages_of_few_rows_ask_no_table_and_say_so(card):
+    """Swin-T's stage 2 at batch 1 has the rows of a wider stage of an unaligned batch."""
+    choices = [choice_row(196, "library", shape={"C": 384, "post_norm": 0}),
+               choice_row(3136, "library")]  # fmt: skip
+    table = table_of(card, attention_row(4, 12, range=[4, 4]), choices=choices)
+    tuned, plain = plan_with(table, pdl=True), plan_with(None, pdl=True)
+    assert [s.few_rows for s in tuned.stages] == [True] * 4
+    for mine, theirs in zip(tuned.stages, plain.stages, strict=True):
+        assert (mine.qkv, mine.mlp, mine.launch) == (theirs.qkv, theirs.mlp, theirs.launch)
+        assert "no table" in mine.reasons["tuning"]
+        assert "tuning" not in theirs.reasons
+    assert not any(s.few_rows for s in plan_with(table, pdl=False).stages)
+    assert plan_with(table, pdl=False).stages[2].qkv == "library"
+
+
+def test_attention_halves_in_one_kernel_keep_their_tiles(card):
+    from fastswin.engine.fused_attention import FUSED_ATTENTION
+
+    table = table_of(card, attention_row(512, 3))
+    fused = {"batch": 8, "fused_attention": FUSED_ATTENTION}
+    assert plan_with(table, **fused).stages[0] == plan_with(None, **fused).stages[0]
+    apart = plan_with(table, 8, fused_attention={}).stages[0]
+    assert apart.launch["attention"] == WindowAttentionConfig(64, (64,), 1, 4)
+
+
+def test_a_plan_in_bf16_takes_checked_rows_of_fp16(card):
+    table = table_of(card, choices=[choice_row(3136, "library", also=["bf16"])])
+    assert plan_with(table, precision="bf16").stages[0].qkv == "library"
+    table = table_of(card, choices=[choice_row(3136, "library")])
+    assert plan_with(table, precision="bf16").stages[0].qkv == "fused"
+
+
+def test_reports_tell_what_a_model_gained(card):
+    from fastswin.engine.tuned import tuned_gain
+
+    name = "swin_tiny_patch4_window7_224"
+    row = {"model": name, "batch": 32, "dtype": "fp16", "triton": "3.6", "heuristic_ms": 1.134,
+           "tuned_ms": 1.1, "units": 4}  # fmt: skip
+    document = empty_document(card) | {"models": [row, {**row, "triton": "3.5", "batch": 8}]}
+    table = TuningTable(document, card, TRITON, "test.json")
+    config = find_variant(name)
+    line = tuned_gain(table, config, 32, (224, 224), "fp16")
+    assert line == f"; {name} at batch 32: 1.134 ms by heuristics, 1.100 with it in one run"
+    other = find_variant("swin_small_patch4_window7_224")
+    assert tuned_gain(table, other, 32, (224, 224), "fp16") == ""
+    assert tuned_gain(table, config, 8, (224, 224), "fp16") == ""  # another Triton's
+    assert tuned_gain(table, config, 32, (256, 256), "fp16") == ""
+    assert tuned_gain(table, config, 32, (224, 224), "bf16") == ""
+    assert tuned_gain(None, config, 32, (224, 224), "fp16") == ""

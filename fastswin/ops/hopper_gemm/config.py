@@ -178,12 +178,25 @@ def measured_config(
         dtype: of operands and result.
         device: where they are.
     """
+    if (form, K) not in CHOSEN or why_no_hopper_gemm(device, dtype, N, K) is not None:
+        return None
+    return chosen_config(form, M, N, K, dtype.itemsize, multiprocessor_count(device))
+
+
+def chosen_config(
+    form: Form, M: int, N: int, K: int, itemsize: int, multiprocessors: int
+) -> HopperGemmConfig | None:
+    """:func:`measured_config` of a GPU that can run the product.
+
+    Args:
+        form: what is computed behind the product.
+        M, N, K: rows, output and input channels.
+        itemsize: bytes of an operand's element.
+        multiprocessors: of the GPU.
+    """
     config = CHOSEN.get((form, K))
-    if config is None or why_no_hopper_gemm(device, dtype, N, K) is not None:
+    if config is None or config_blocker(config, form, itemsize) is not None:
         return None
-    if config_blocker(config, form, dtype.itemsize) is not None:
-        return None
-    multiprocessors = multiprocessor_count(device)
     # fewer tiles leave a warp group without work while the other is in its epilogue
     enough = schedule(M, N, K, config, multiprocessors).tiles >= 2 * multiprocessors
     return config if enough else None

@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+from typing import get_args
+
 import torch
 import torch.nn.functional as F
 
-from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
+from fastswin._triton.available import (
+    Impl,
+    choose_impl,
+    why_no_gradient,
+    why_no_tensor_cores,
+    why_not_triton,
+)
 from fastswin._triton.tiles import MIN_DOT, split_columns
+from fastswin.ops.linear.api import InputPrecision
 
 MAX_CHANNELS = 512
 MAX_PATCH_ELEMENTS = 256
@@ -32,6 +41,7 @@ def patch_embed(
     dtype: torch.dtype | None = None,
     impl: Impl = "auto",
     pdl: bool = False,
+    input_precision: InputPrecision | None = None,
 ) -> torch.Tensor:
     """Non-overlapping patches projected to tokens, then LayerNorm: images to ``[B, H, W, C]``.
 
@@ -46,19 +56,26 @@ def patch_embed(
         impl: "auto", "triton" or "reference".
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes a
             weight.
+        input_precision: how an fp32 product is made of TF32 ones, as in :func:`fastswin.ops.linear`
+            ("tf32" rounds both operands); None multiplies in fp32.
 
     Returns:
         ``[B, ceil(h / p), ceil(w / p), C]``.
 
     Raises:
-        ValueError: a shape does not fit; the message names the argument.
+        ValueError: a shape or choice does not fit; the message names the argument.
     """
     C, channels, patch, _ = weight.shape
     if images.ndim != 4 or images.shape[1] != channels:
         raise ValueError(f"images must be [B, {channels}, h, w], got {tuple(images.shape)}")
     if (norm_weight is None) != (norm_bias is None):
         raise ValueError("give norm_weight and norm_bias together or not at all")
+    if input_precision not in (None, *get_args(InputPrecision)):
+        raise ValueError(
+            f"input_precision must be None, 'tf32' or 'tf32x3', got {input_precision!r}"
+        )
     dtype = dtype or images.dtype
+    fp32_form = input_precision if dtype == torch.float32 else None
     chosen = choose_impl(
         impl,
         "patch_embed",
@@ -66,6 +83,7 @@ def patch_embed(
             why_not_triton(images.device, dtype),
             why_no_gradient(images, weight, bias, norm_weight, norm_bias),
             why_not_triton(images.device, images.dtype),
+            None if fp32_form is None else why_no_tensor_cores(images.device, dtype, True),
             patch_embed_blocker(C, channels * patch * patch),
         ],
     )
@@ -73,7 +91,9 @@ def patch_embed(
         return _patch_embed_ref(images, weight, bias, norm_weight, norm_bias, eps, dtype)
     from fastswin.ops.patch_embed.forward import patch_embed_fwd
 
-    return patch_embed_fwd(images, weight, bias, norm_weight, norm_bias, eps, dtype, pdl)
+    return patch_embed_fwd(
+        images, weight, bias, norm_weight, norm_bias, eps, dtype, pdl, fp32_form
+    )  # fmt: skip
 
 
 def _patch_embed_ref(

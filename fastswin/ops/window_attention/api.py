@@ -11,7 +11,7 @@ from typing import Literal, get_args
 
 import torch
 
-from fastswin._triton.available import Impl, choose_impl, why_not_triton
+from fastswin._triton.available import Impl, choose_impl, why_no_tensor_cores, why_not_triton
 from fastswin.ops.window_attention import training
 from fastswin.ops.window_attention.backward_config import takes_whole_windows
 from fastswin.ops.window_attention.dropout import make_seed
@@ -22,7 +22,7 @@ from fastswin.ops.window_attention.reference import (
 )
 
 Pair = tuple[int, int]
-InputPrecision = Literal["ieee", "tf32"]
+InputPrecision = Literal["ieee", "tf32", "tf32x3"]
 
 #: head_dim range of the kernels; the reference takes any.
 KERNEL_HEAD_DIMS = (1, 128)
@@ -65,7 +65,9 @@ def window_attention(
             of its own over dqkv has not.
         dropout_p: probability of dropping an attention weight.
         dropout_seed: makes dropout replayable; None draws from torch's generator.
-        input_precision: "tf32" lets fp32 products run on tensor cores.
+        input_precision: how fp32 products are made: "ieee"; "tf32" by tensor cores, which read
+            19 bits of an operand, rounded to nearest; "tf32x3" as the sum of three of those, with
+            fp32's error (gradients, and cards without such tensor cores, multiply in IEEE).
         impl: "auto", "triton" or "reference".
 
     Returns:
@@ -100,6 +102,7 @@ def window_attention(
         qkv.contiguous(), bias, logit_scale, qkv_bias, seed, scale, num_heads, window_size,
         shift_size, input_precision == "tf32", dropout_p, sum_qkv_grad,
         differentiated and not takes_whole_windows(tokens, head_dim, qkv.element_size()),
+        _splits(qkv, input_precision),
     )  # fmt: skip
     return out
 
@@ -160,6 +163,7 @@ def window_attention_partitioned(
     out, _ = training.window_attention_partitioned(
         q, k, v, bias, mask, logit_scale, seed, scale, input_precision == "tf32", dropout_p,
         differentiated and not takes_whole_windows(tokens, head_dim, q.element_size()),
+        _splits(q, input_precision),
     )  # fmt: skip
     return out
 
@@ -173,6 +177,12 @@ def _blockers(x: torch.Tensor, head_dim: int, mask: torch.Tensor | None) -> list
         "the kernel has no gradient of mask" if differentiated else None,
         None if low <= head_dim <= high else f"head_dim {head_dim} is not in [{low}, {high}]",
     ]
+
+
+def _splits(x: torch.Tensor, input_precision: InputPrecision) -> bool:
+    """Whether products are three of TF32."""
+    blocked = why_no_tensor_cores(x.device, x.dtype, True)
+    return input_precision == "tf32x3" and x.dtype == torch.float32 and blocked is None
 
 
 def _needs_gradient(*tensors: torch.Tensor | None) -> bool:

@@ -45,12 +45,12 @@ def _image_context(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _image_gradient(ctx: Any, grad: Optional, _: Optional) -> tuple:
     if grad is None:
-        return (None,) * 13
+        return (None,) * 14
     qkv, bias, logit_scale, qkv_bias, seed, out, row_stats = ctx.saved_tensors
     found = torch.ops.fastswin.window_attention_bwd(
         grad, qkv, out, row_stats, bias, logit_scale, qkv_bias, seed, *ctx.options, ctx.needs
     )
-    return (*_chosen(found, ctx.needs), *(None,) * 9)
+    return (*_chosen(found, ctx.needs), *(None,) * 10)
 
 
 def _partitioned_context(ctx: Any, inputs: tuple, output: tuple) -> None:
@@ -66,13 +66,13 @@ def _partitioned_context(ctx: Any, inputs: tuple, output: tuple) -> None:
 
 def _partitioned_gradient(ctx: Any, grad: Optional, _: Optional) -> tuple:
     if grad is None:
-        return (None,) * 11
+        return (None,) * 12
     q, k, v, bias, mask, logit_scale, seed, out, row_stats = ctx.saved_tensors
     found = torch.ops.fastswin.window_attention_partitioned_bwd(
         grad, q, k, v, out, row_stats, bias, mask, logit_scale, seed, *ctx.options, ctx.needs
     )
     dq, dk, dv, dbias, dlogit_scale = _chosen(found, ctx.needs)
-    return dq, dk, dv, dbias, None, dlogit_scale, *(None,) * 5
+    return dq, dk, dv, dbias, None, dlogit_scale, *(None,) * 6
 
 
 def _second_order(
@@ -159,7 +159,7 @@ def _partitioned_bwd_gradient(ctx: Any, *cotangents: Optional) -> tuple:
 
     found = _second_order(forward, grad, tensors, ctx.needs, cotangents)
     d_grad, dq, dk, dv, dbias, dlogit_scale = found
-    return d_grad, dq, dk, dv, None, None, dbias, None, dlogit_scale, *(None,) * 5
+    return d_grad, dq, dk, dv, None, None, dbias, None, dlogit_scale, *(None,) * 6
 
 
 def register_gradients() -> None:

@@ -1,11 +1,10 @@
 """Window attention backward: entry points, choice of the form, second stage of the sums.
 
 Windows of up to 64 tokens go through one kernel that saves nothing (backward_runs.py, which holds
-the bias of one kind of window, or backward_whole.py), longer ones through kernels that read the
-forward's output and row statistics: in tiles (backward_tiles.py) or in runs of one kind
-(backward_rows.py, backward_pass.py). dqkv is written in image order by the forward's own index
-arithmetic. A padded token has no place there: its dk and dv go to a scratch list, whose sum is the
-gradient of ``qkv_bias`` (its dq is 0, as its output is cut away).
+the bias of one kind of window, or backward_whole.py), longer ones through tiles that read the
+forward's output and row statistics (backward_tiles.py). dqkv is written in image order by the
+forward's own index arithmetic. A padded token has no place there: its dk and dv go to a scratch
+list, whose sum is the gradient of ``qkv_bias`` (its dq is 0, as its output is cut away).
 
 dbias and dlogit_scale leave the kernels as one partial sum per run of windows, which are added in
 a fixed order, in fp32: dbias by one kernel, which adds a bias table's pairs as well (tables.py).
@@ -20,15 +19,11 @@ import torch
 from fastswin._triton.device import device_capability
 from fastswin.ops.window_attention.backward_config import (
     BackwardConfig,
-    PassBackwardConfig,
-    RowsBackwardConfig,
     TiledBackwardConfig,
     WholeBackwardConfig,
     default_backward_config,
 )
-from fastswin.ops.window_attention.backward_pass import launch_pass
 from fastswin.ops.window_attention.backward_problem import BackwardProblem, Needs, Partials
-from fastswin.ops.window_attention.backward_rows import launch_rows
 from fastswin.ops.window_attention.backward_runs import launch_runs
 from fastswin.ops.window_attention.backward_tiles import launch_tiles
 from fastswin.ops.window_attention.backward_whole import launch_whole
@@ -87,7 +82,7 @@ def window_attention_bwd(
 
     Args:
         grad: ``[B, H, W, C]``, any strides.
-        out, row_stats: the forward's; without them the forms for longer windows run it again.
+        out, row_stats: the forward's; without them the tiled form runs the forward again.
         bias, head_scale: packed.
         needs: q, k and v count as one here.
         bias_table: what the packed bias was made of, where that was a table.
@@ -100,7 +95,7 @@ def window_attention_bwd(
     dqkv = torch.empty_like(qkv, memory_format=torch.contiguous_format)
     if shape.padding_slots and qkv_bias is None:
         qkv_bias = qkv.new_zeros(3 * C)
-    config = config or _default_config(qkv, shape, head_scale is None, dropout is None)
+    config = config or _default_config(qkv, shape, head_scale is None and dropout is None)
     # in the kernel all tokens are summed, padded ones too; apart from it, a pass over dqkv
     in_kernel = needs.qkv_sum and isinstance(config, WholeBackwardConfig) and config.sums_qkv
     apart = needs.qkv_sum and not in_kernel
@@ -108,7 +103,7 @@ def window_attention_bwd(
     needs = dataclasses.replace(needs, pad=padded, qkv_sum=in_kernel)
     if apart:
         needs = dataclasses.replace(needs, q=True, k=True, v=True)
-    if not isinstance(config, WholeBackwardConfig) and (out is None or row_stats is None):
+    if isinstance(config, TiledBackwardConfig) and (out is None or row_stats is None):
         row_stats = _new_stats(qkv, shape.windows, shape.heads, shape.tokens)
         out = window_attention_fwd(
             qkv, bias, head_scale, qkv_bias, scale, num_heads, window_size, shift_size, tf32,
@@ -150,9 +145,9 @@ def window_attention_partitioned_bwd(
         for needed in (needs.q, needs.k, needs.v)
     )
     q, k, v, grad = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v, grad))
-    unmasked = mask is None and dropout is None
-    config = config or _default_config(q, shape, head_scale is None, unmasked)
-    if not isinstance(config, WholeBackwardConfig) and (out is None or row_stats is None):
+    plain = head_scale is None and mask is None and dropout is None
+    config = config or _default_config(q, shape, plain)
+    if isinstance(config, TiledBackwardConfig) and (out is None or row_stats is None):
         row_stats = _new_stats(q, shape.windows, shape.heads, shape.tokens)
         out = window_attention_partitioned_fwd(
             q, k, v, bias, mask, head_scale, scale, tf32, row_stats=row_stats, dropout=dropout
@@ -164,13 +159,10 @@ def window_attention_partitioned_bwd(
     return (dq, dk, dv), _finish(problem, _launch(problem, config))
 
 
-def _default_config(
-    q: torch.Tensor, shape: AttentionShape, no_norms: bool, unmasked: bool
-) -> BackwardConfig:
-    unmasked = unmasked and shape.padding_slots == 0
+def _default_config(q: torch.Tensor, shape: AttentionShape, plain: bool) -> BackwardConfig:
     return default_backward_config(
         shape.tokens, shape.head_dim, q.element_size(), device_capability(q.device),
-        unmasked and no_norms, unmasked,
+        plain and shape.padding_slots == 0,
     )  # fmt: skip
 
 
@@ -185,10 +177,6 @@ def _launch(problem: BackwardProblem, config: BackwardConfig) -> Partials:
         return _empty_partials(problem)
     if isinstance(config, TiledBackwardConfig):
         return launch_tiles(problem, config)
-    if isinstance(config, RowsBackwardConfig):
-        return launch_rows(problem, config)
-    if isinstance(config, PassBackwardConfig):
-        return launch_pass(problem, config)
     if config.by_kind:
         return launch_runs(problem, config)
     return launch_whole(problem, config)

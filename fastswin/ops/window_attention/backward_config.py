@@ -21,7 +21,6 @@ MAX_FUSED_DBIAS = 144
 #: A constant, so that the order of every sum does not depend on how many a card has.
 WHOLE_PROGRAMS = 264
 TILED_PROGRAMS = 1056
-ROWS_PROGRAMS = 132
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,57 +79,7 @@ class TiledBackwardConfig:
     programs: int = TILED_PROGRAMS
 
 
-@dataclasses.dataclass(frozen=True)
-class RowsBackwardConfig:
-    """Launch options for longer windows in runs of one kind (backward_rows.py).
-
-    Attributes:
-        block_q, tail_q: queries of a tile and of the last one, whose size is 0 where ``block_q``
-            divides them or ``dkv`` is given.
-        block_k, tail_k: keys likewise.
-        num_warps, num_stages: as usual; stages are windows.
-        programs: programs at most; each has one head and a run of windows.
-        dkv: None where a program has all queries, and dk and dv with them; else the tiles of the
-            kernel that makes dk and dv.
-    """
-
-    block_q: int
-    tail_q: int
-    block_k: int
-    tail_k: int
-    num_warps: int = 8
-    num_stages: int = 2
-    programs: int = ROWS_PROGRAMS
-    dkv: TileConfig | None = None
-
-
-@dataclasses.dataclass(frozen=True)
-class PassBackwardConfig:
-    """Launch options of one pass over windows just above a power of two (backward_pass.py).
-
-    Attributes:
-        main, tail: powers of two whose sum covers the tokens.
-        num_warps, num_stages: as usual; stages are windows.
-        programs: programs at most; each has one head and a run of windows.
-    """
-
-    main: int = 128
-    tail: int = 16
-    num_warps: int = 8
-    num_stages: int = 2
-    programs: int = ROWS_PROGRAMS
-
-
-BackwardConfig = WholeBackwardConfig | TiledBackwardConfig | RowsBackwardConfig | PassBackwardConfig
-
-#: Forms in runs by tokens of a window, for 2-byte inputs and heads of up to 32 channels from 9.0
-#: on: what a trial times. Not measured yet.
-RUNS_PREPARED: dict[int, RowsBackwardConfig | PassBackwardConfig] = {
-    144: RowsBackwardConfig(64, 0, 32, 16, 4, 2, WHOLE_PROGRAMS, TileConfig(16, 64, 16, 1, 3)),
-}
-
-#: Those that are taken. The switch: ``RUNS_CHOSEN = RUNS_PREPARED``, or some of its entries.
-RUNS_CHOSEN: dict[int, RowsBackwardConfig | PassBackwardConfig] = {}
+BackwardConfig = WholeBackwardConfig | TiledBackwardConfig
 
 
 def number_of_runs(programs: int, per_run: int, windows: int) -> int:
@@ -159,7 +108,6 @@ def default_backward_config(
     itemsize: int,
     capability: tuple[int, int] = (9, 0),
     plain: bool = True,
-    unmasked: bool = False,
 ) -> BackwardConfig:
     """Heuristic from measurements on an H100 and an H200 and from what the compiler reports.
 
@@ -170,8 +118,6 @@ def default_backward_config(
         capability: of the GPU that runs it.
         plain: V1 without dropout, padding and a mask of the caller's: what runs by kind have
             registers for.
-        unmasked: V1 or V2 without dropout, padding and a mask of the caller's: what longer windows
-            in runs take.
     """
     if capability < (8, 0):  # no tensor-core code there: larger tiles spill kilobytes a thread
         tile = TileConfig(16, 16, num_warps=4, num_stages=1)
@@ -180,9 +126,6 @@ def default_backward_config(
         if capability < (9, 0) or not plain or itemsize == 4:
             return WholeBackwardConfig(sums_qkv=capability >= (9, 0))
         return WholeBackwardConfig(num_stages=4, by_kind=True)
-    short_rows = itemsize == 2 and head_dim <= 32 and capability >= (9, 0)
-    if unmasked and short_rows and tokens in RUNS_CHOSEN:
-        return RUNS_CHOSEN[tokens]
     return _tiled_config(tokens, head_dim, itemsize)
 
 
@@ -191,8 +134,10 @@ def _tiled_config(tokens: int, head_dim: int, itemsize: int) -> TiledBackwardCon
         tile = TileConfig(32, 32, exact_tail(tokens, 32), num_warps=4, num_stages=1)
         return TiledBackwardConfig(tile, tile, tile)
     if tokens <= MAX_FUSED_DBIAS:
-        dq = TileConfig(16, 128, exact_tail(tokens, 128), num_warps=2, num_stages=1)
-        dkv = TileConfig(16, 64, exact_tail(tokens, 64), num_warps=4, num_stages=1)
+        # 8,192 windows and heads of 144, H200: 402 and 447 us; without a pipeline 638 and 1,426
+        tail = exact_tail(tokens, 64)
+        dq = TileConfig(64, 64, tail, num_warps=4, num_stages=3)
+        dkv = TileConfig(16, 64, tail, num_warps=2, num_stages=2)
         return TiledBackwardConfig(dq, dkv, None)
     tile = TileConfig(64, 64, exact_tail(tokens, 64), num_warps=4, num_stages=2)
     return TiledBackwardConfig(tile, tile, dataclasses.replace(tile, tail=0))

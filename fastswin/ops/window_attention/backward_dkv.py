@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.launch import launch
-from fastswin.ops.window_attention.backward_config import TileConfig, number_of_runs
+from fastswin.ops.window_attention.backward_config import TiledBackwardConfig, number_of_runs
 from fastswin.ops.window_attention.backward_problem import BackwardProblem, flatten_strides
 from fastswin.ops.window_attention.launch import check_grid
 from fastswin.ops.window_attention.tile import (
@@ -216,14 +216,13 @@ def _window_attention_bwd_dkv_kernel(
 
 def launch_dkv(
     problem: BackwardProblem,
-    tiles: TileConfig,
-    programs: int,
+    config: TiledBackwardConfig,
     delta: torch.Tensor,
     dpad: torch.Tensor,
     fused: bool,
 ) -> torch.Tensor | None:
     """dk, dv, the padding's gradient and, where fused, dbias per run ``[runs, nH, N, N]``."""
-    shape, needs = problem.shape, problem.needs
+    shape, needs, tiles = problem.shape, problem.needs, config.dkv
     if not (needs.k or needs.v or needs.pad or fused):
         return None
     windows, heads, N = shape.windows, shape.heads, shape.tokens
@@ -231,7 +230,7 @@ def launch_dkv(
     runs = windows
     dbias = None
     if fused:
-        runs = number_of_runs(programs, heads * key_tiles, windows)
+        runs = number_of_runs(config.programs, heads * key_tiles, windows)
         dbias = torch.empty(
             runs, heads, N, N, dtype=torch.float32, device=delta.device
         )  # fmt: skip

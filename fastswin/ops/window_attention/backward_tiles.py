@@ -30,7 +30,7 @@ def launch_tiles(problem: BackwardProblem, config: TiledBackwardConfig) -> Parti
     delta, dscale = launch_dq(problem, config.dq)
     fused = needs.bias and config.dbias is None
     dpad = problem.new_padding_gradient()
-    dbias = launch_dkv(problem, config.dkv, config.programs, delta, dpad, fused)
+    dbias = launch_dkv(problem, config, delta, dpad, fused)
     if needs.bias and not fused:
         dbias = launch_dbias(problem, config, delta)
     return Partials(dbias, dscale, dpad if needs.pad else None)

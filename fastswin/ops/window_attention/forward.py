@@ -47,6 +47,7 @@ from fastswin.ops.window_attention.launch import (
     image_shape,
     output_strides,
     partitioned_shape,
+    products_form,
     qkv_strides,
     window_strides,
 )
@@ -59,6 +60,7 @@ from fastswin.ops.window_attention.tile import (
     inverse_norm,
     load_rows,
     locate_window,
+    operand,
     output_steps,
     power_of_2,
     product_step,
@@ -69,6 +71,9 @@ from fastswin.ops.window_attention.tile import (
 )
 
 Pair = tuple[int, int]
+
+#: Whether the online form is launched dependently too, where asked. Not measured yet.
+ONLINE_PDL = False
 
 
 @triton.jit
@@ -183,7 +188,8 @@ def _window_attention_fwd_kernel(
                 p1 *= dropout_weights(
                     seed, window, head, query[:, None], key1[None, :], drop_threshold, keep_factor
                 )
-            o = tl.dot(p1.to(v1.dtype), v1, input_precision=PRECISION)
+            p1 = operand(p1.to(v1.dtype), PRECISION)
+            o = tl.dot(p1, operand(v1, PRECISION), input_precision=PRECISION)
             if K2 > 0:
                 p2 = power_of_2(s2 - row_max[:, None], exact)
                 total += tl.sum(p2, 1)
@@ -192,7 +198,8 @@ def _window_attention_fwd_kernel(
                         seed, window, head, query[:, None], key2[None, :], drop_threshold,
                         keep_factor,
                     )  # fmt: skip
-                o = tl.dot(p2.to(v2.dtype), v2, o, input_precision=PRECISION)
+                p2 = operand(p2.to(v2.dtype), PRECISION)
+                o = tl.dot(p2, operand(v2, PRECISION), o, input_precision=PRECISION)
             if HAS_STATS:
                 stats_head = stats_ptr + (window.to(tl.int64) * NH + head) * (2 * N)
                 store_row_stats(stats_head, row_max, total, query, N, exact)
@@ -225,11 +232,13 @@ def window_attention_fwd(
     output_scale: torch.Tensor | None = None,
     out_dtype: torch.dtype | None = None,
     pdl: bool = False,
+    split: bool = False,
 ) -> torch.Tensor:
     """Launch on a contiguous ``qkv [B, H, W, 3C]``; ``bias`` and ``head_scale`` are packed.
 
     ``row_stats``, an fp32 ``[windows, nH, N, 2]``, is written where it is given: maximum and
-    1 / sum of every row (tile.py). An 8-bit qkv needs ``qkv_scale [3]``, an 8-bit output
+    1 / sum of every row (tile.py). fp32 products are IEEE, ``tf32``, or, with
+    ``split``, three of TF32. An 8-bit qkv needs ``qkv_scale [3]``, an 8-bit output
     ``output_scale [1]`` (quantized.py).
     """
     B, H, W, channels = qkv.shape
@@ -245,8 +254,8 @@ def window_attention_fwd(
         qkv_bias = quantize(qkv_bias, qkv_scale, qkv.dtype, impl="triton")
     _launch(
         shape, (qkv, qkv[..., C:], qkv[..., 2 * C :]), out, bias, None, head_scale, qkv_bias,
-        scale, [*qkv_strides(shape), output_strides(shape)], tf32, config, row_stats, dropout,
-        qkv_scale, output_scale, pdl,
+        scale, [*qkv_strides(shape), output_strides(shape)], products_form(tf32, split),
+        config, row_stats, dropout, qkv_scale, output_scale, pdl,
     )  # fmt: skip
     return out
 
@@ -263,6 +272,7 @@ def window_attention_partitioned_fwd(
     config: WindowAttentionConfig | None = None,
     row_stats: torch.Tensor | None = None,
     dropout: Dropout | None = None,
+    split: bool = False,
 ) -> torch.Tensor:
     """Launch on ``q, k, v [B_, nH, N, D]`` of any strides but the last; arguments are packed."""
     out = torch.empty_like(q, memory_format=torch.contiguous_format)
@@ -271,8 +281,8 @@ def window_attention_partitioned_fwd(
     q, k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (q, k, v))
     strides = [window_strides(t) for t in (q, k, v, out)]
     _launch(
-        partitioned_shape(q), (q, k, v), out, bias, mask, head_scale, None, scale, strides, tf32,
-        config, row_stats, dropout,
+        partitioned_shape(q), (q, k, v), out, bias, mask, head_scale, None, scale, strides,
+        products_form(tf32, split), config, row_stats, dropout,
     )  # fmt: skip
     return out
 
@@ -287,7 +297,7 @@ def _launch(
     pad: torch.Tensor | None,
     scale: float,
     strides: list[Strides],
-    tf32: bool,
+    precision: str,
     config: WindowAttentionConfig | None,
     row_stats: torch.Tensor | None,
     dropout: Dropout | None,
@@ -303,13 +313,15 @@ def _launch(
             shape.windows, shape.tokens, shape.heads, shape.head_dim, q.element_size(),
             multiprocessor_count(q.device), device_capability(q.device),
             runs=in_runs and head_scale is None and dropout is None and not shape.padding_slots,
+            tensor_cores=precision != "ieee",
         )  # fmt: skip
     if in_runs and config.programs and shape.tokens <= MAX_RUN_WINDOW:
         launch_forward_runs(
-            shape, qkv, out, bias, head_scale, pad, scale, strides, tf32, config, row_stats, dropout
-        )
+            shape, qkv, out, bias, head_scale, pad, scale, strides, precision, config, row_stats,
+            dropout,
+        )  # fmt: skip
         return
-    constants = shape.constants(bias, tf32, strides) | {
+    constants = shape.constants(bias, precision, strides) | {
         "COSINE": head_scale is not None, "HAS_MASK": mask is not None,
         "HAS_STATS": row_stats is not None, "DROPOUT": dropout is not None,
         "qkv_scale_ptr": qkv_scale, "output_scale_ptr": output_scale, **tile_constants(config),
@@ -319,7 +331,7 @@ def _launch(
     kernel = (
         _window_attention_fwd_kernel if config.key_tiles else _window_attention_fwd_online_kernel
     )
-    if config.key_tiles:  # dropout's seed is the previous kernel's; long windows gain nothing
+    if config.key_tiles or ONLINE_PDL:  # dropout's seed is the previous kernel's
         constants |= pdl_options(pdl and dropout is None, device_capability(q.device))
     programs = num_programs(shape.windows, shape.tokens, shape.heads, config)
     check_grid(programs)

@@ -39,6 +39,7 @@ from fastswin.ops.window_attention.tile import (
     dropout_weights,
     inverse_norm,
     inverse_sum,
+    operand,
     power_of_2,
     scaled_products,
     store_row_stats,
@@ -63,7 +64,7 @@ def _window_attention_fwd_runs_kernel(
     NUM_STAGES: tl.constexpr,
 ):  # fmt: skip
     """One program per (run, head)."""
-    exact: tl.constexpr = q_ptr.dtype.element_ty == tl.float32 and PRECISION == "ieee"
+    exact: tl.constexpr = q_ptr.dtype.element_ty == tl.float32 and PRECISION != "tf32"
     SHIFTED: tl.constexpr = SH + SW > 0
     head = tl.program_id(0) % NH
     kind, image, row, col, rows, cols, count, step_image, step_row, step_col = locate_run(
@@ -107,7 +108,8 @@ def _window_attention_fwd_runs_kernel(
                 seed, window.to(tl.int32), head, token[:, None], token[None, :], drop_threshold,
                 keep_factor,
             )  # fmt: skip
-        o = tl.dot(p.to(v.dtype), v, input_precision=PRECISION)
+        p = operand(p.to(v.dtype), PRECISION)
+        o = tl.dot(p, operand(v, PRECISION), input_precision=PRECISION)
         if HAS_STATS:
             stats_window = stats_ptr + (window * NH + head) * (2 * N)
             store_row_stats(stats_window, row_max, total, token, N, exact)
@@ -131,7 +133,7 @@ def launch_forward_runs(
     pad: torch.Tensor | None,
     scale: float,
     strides: list[Strides],
-    tf32: bool,
+    precision: str,
     config: WindowAttentionConfig,
     row_stats: torch.Tensor | None,
     dropout: Dropout | None,
@@ -144,7 +146,7 @@ def launch_forward_runs(
         bias if row_stats is None else row_stats, bias,
         bias if head_scale is None else head_scale, bias if pad is None else pad, seed,
         scale * LOG2_E, threshold, factor, *shape.map_size, *shape.grid_size, *runs.arguments,
-        *(s for triple in strides for s in triple), **shape.constants(bias, tf32, strides),
+        *(s for triple in strides for s in triple), **shape.constants(bias, precision, strides),
         COSINE=head_scale is not None, HAS_STATS=row_stats is not None,
         DROPOUT=dropout is not None, NUM_STAGES=config.num_stages, num_warps=config.num_warps,
     )  # fmt: skip

@@ -55,12 +55,14 @@ class AttentionShape:
         padded, real = self.padded_size, self.map_size
         return padded[0] * padded[1] - real[0] * real[1]
 
-    def constants(self, bias: torch.Tensor, tf32: bool, strides: list[Strides]) -> dict[str, Any]:
+    def constants(
+        self, bias: torch.Tensor, products: bool | str, strides: list[Strides]
+    ) -> dict[str, Any]:
         """Compile-time constants of every kernel.
 
         Args:
             bias: the packed table.
-            tf32: whether fp32 products run on tensor cores.
+            products: of fp32 operands: a word of :func:`products_form`, or whether they are tf32.
             strides: (image, row, head) of each tensor that rows are read from or written to.
         """
         rows = self.map_size[0] * self.map_size[1]
@@ -72,8 +74,16 @@ class AttentionShape:
             "WH": self.window_size[0], "WW": self.window_size[1],
             "SH": self.shift_size[0], "SW": self.shift_size[1],
             "PARTITIONED": self.partitioned, "HAS_PAD": self.padding_slots > 0,
-            "PRECISION": "tf32" if tf32 else "ieee", "WIDE": wide,
+            "PRECISION": products if isinstance(products, str) else products_form(products),
+            "WIDE": wide,
         }  # fmt: skip
+
+
+def products_form(tf32: bool, split: bool = False) -> str:
+    """Triton's word for products of fp32 operands: IEEE, TF32, or the sum of three of TF32."""
+    if tf32:
+        return "tf32"
+    return "tf32x3" if split else "ieee"
 
 
 def image_shape(

@@ -8,6 +8,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from fastswin._triton.pdl import launch_dependents, prefetch_l2, wait_for_previous
 from fastswin.ops.window_attention.tile import (
     dropout_weights,
     finish_output,
@@ -16,6 +17,7 @@ from fastswin.ops.window_attention.tile import (
     inverse_sum,
     load_rows,
     locate_window,
+    operand,
     output_steps,
     product_step,
     scores,
@@ -40,9 +42,10 @@ def _window_attention_fwd_online_kernel(
     HAS_MASK: tl.constexpr, HAS_STATS: tl.constexpr, DROPOUT: tl.constexpr,
     PRECISION: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
-    qkv_scale_ptr=None, output_scale_ptr=None,
+    qkv_scale_ptr=None, output_scale_ptr=None, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per (window, head, query tile); 8-bit operands and output as in forward.py."""
+    launch_dependents(PDL)
     # fp32 products are chains of fused multiply-adds, one after the other
     chained: tl.constexpr = v_ptr.dtype.element_ty == tl.float32 and PRECISION == "ieee"
     pid = tl.program_id(0)
@@ -70,6 +73,10 @@ def _window_attention_fwd_online_kernel(
     row = token_rows(
         window_row, window_col, query, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE
     )
+    first_query = pid % query_tiles * BLOCK_Q
+    table_rows = tl.minimum(BLOCK_Q, NP - first_query)
+    prefetch_l2(bias_ptr + first_query * NP, table_rows * NP, 512, PDL)
+    wait_for_previous(PDL)
     q = load_rows(q_ptr, pad_ptr + head * D, row, query, q_stride_row, N, D, BLOCK_D, HAS_PAD)
     q_norm = inverse_norm(q) if COSINE else 1.0
     running_max = tl.full([BLOCK_Q], -float("inf"), tl.float32)
@@ -109,7 +116,8 @@ def _window_attention_fwd_online_kernel(
             o = tl.fma(o, rescale[:, None], tl.dot(p, v, input_precision=PRECISION))
         else:
             o = o * rescale[:, None]
-            o = tl.dot(p.to(v.dtype), v, o, input_precision=PRECISION)
+            p = operand(p.to(v.dtype), PRECISION)
+            o = tl.dot(p, operand(v, PRECISION), o, input_precision=PRECISION)
         running_max = new_max
     if HAS_STATS:
         stats_head = stats_ptr + (window.to(tl.int64) * NH + head) * (2 * N)

@@ -13,6 +13,7 @@ import triton.language as tl
 from fastswin._triton.math import (
     int8_to_half,
     inverse_step,
+    nearest_tf32,
     round_to_8_bits,
     scale_to_8_bits,
 )
@@ -157,10 +158,20 @@ def normalize_gradient(x, inverse, gradient):
 
 
 @triton.jit
+def operand(x, PRECISION: tl.constexpr):
+    """Numbers as tensor cores are to read them: rounded to nearest where they would cut fp32."""
+    if x.dtype == tl.float32 and PRECISION == "tf32":
+        x = nearest_tf32(x)
+    return x
+
+
+@triton.jit
 def scaled_products(
     a, a_norm, b, b_norm, scale, COSINE: tl.constexpr, PRECISION: tl.constexpr
 ):  # fmt: skip
     """``scale * a b^T`` of one tile in log2 units, fp32; of normalised rows where COSINE."""
+    a = operand(a, PRECISION)
+    b = operand(b, PRECISION)
     s = tl.dot(a, tl.trans(b), input_precision=PRECISION).to(tl.float32)
     if COSINE:  # norms are applied to fp32 products: q, k stay exact in half precision
         return s * (a_norm * scale)[:, None] * b_norm[None, :]

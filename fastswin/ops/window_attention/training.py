@@ -36,7 +36,8 @@ _PARTITIONED_OPTIONS = "float scale, bool tf32, float dropout_p"
 
 torch.library.define(
     "fastswin::window_attention",
-    f"(Tensor qkv, {_IMAGE}, {_IMAGE_OPTIONS}, bool save_stats) -> (Tensor, Tensor)",
+    f"(Tensor qkv, {_IMAGE}, {_IMAGE_OPTIONS}, bool save_stats, bool split=False) -> "
+    "(Tensor, Tensor)",
     tags=_TAGS,
 )
 torch.library.define(
@@ -47,8 +48,8 @@ torch.library.define(
 )
 torch.library.define(
     "fastswin::window_attention_partitioned",
-    f"(Tensor q, Tensor k, Tensor v, {_PARTITIONED}, {_PARTITIONED_OPTIONS}, bool save_stats) "
-    "-> (Tensor, Tensor)",
+    f"(Tensor q, Tensor k, Tensor v, {_PARTITIONED}, {_PARTITIONED_OPTIONS}, bool save_stats, "
+    "bool split=False) -> (Tensor, Tensor)",
     tags=_TAGS,
 )
 torch.library.define(
@@ -79,6 +80,7 @@ def _fwd(
     dropout_p: float,
     sum_qkv_grad: bool,
     save_stats: bool,
+    split: bool = False,
 ) -> Tensors2:
     from fastswin.ops.window_attention.forward import window_attention_fwd
     from fastswin.ops.window_attention.launch import Dropout
@@ -92,7 +94,7 @@ def _fwd(
     out = window_attention_fwd(
         qkv, packed, head_scale, qkv_bias, scale, num_heads, window, shift, tf32,
         row_stats=row_stats if save_stats else None,
-        dropout=None if seed is None else Dropout(seed, dropout_p),
+        dropout=None if seed is None else Dropout(seed, dropout_p), split=split,
     )  # fmt: skip
     return out, row_stats
 
@@ -112,6 +114,7 @@ def _fwd_fake(
     dropout_p: float,
     sum_qkv_grad: bool,
     save_stats: bool,
+    split: bool = False,
 ) -> Tensors2:
     out = qkv.new_empty(*qkv.shape[:3], qkv.shape[3] // 3)
     return out, _new_stats(qkv, qkv.shape[:3], num_heads, _pair(window_size), save_stats)
@@ -229,6 +232,7 @@ def _partitioned_fwd(
     tf32: bool,
     dropout_p: float,
     save_stats: bool,
+    split: bool = False,
 ) -> Tensors2:
     from fastswin.ops.window_attention.forward import window_attention_partitioned_fwd
     from fastswin.ops.window_attention.launch import Dropout
@@ -243,7 +247,7 @@ def _partitioned_fwd(
     out = window_attention_partitioned_fwd(
         q, k, v, packed, pack_mask(mask), head_scale, scale, tf32,
         row_stats=row_stats if save_stats else None,
-        dropout=None if seed is None else Dropout(seed, dropout_p),
+        dropout=None if seed is None else Dropout(seed, dropout_p), split=split,
     )  # fmt: skip
     return out, row_stats
 
@@ -261,6 +265,7 @@ def _partitioned_fwd_fake(
     tf32: bool,
     dropout_p: float,
     save_stats: bool,
+    split: bool = False,
 ) -> Tensors2:
     row_stats = q.new_empty((*q.shape[:3], 2) if save_stats else (0,), dtype=torch.float32)
     return torch.empty_like(q, memory_format=torch.contiguous_format), row_stats

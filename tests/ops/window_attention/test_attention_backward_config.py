@@ -28,6 +28,13 @@ def test_tiles_cover_every_token_once(tokens):
             assert not tile.tail or steps == tokens // tile.walked
 
 
+def test_windows_of_144_take_pipelined_tiles_and_dbias_along():
+    config = default_backward_config(144, 32, 2)
+    assert config.dq == TileConfig(64, 64, 16, num_warps=4, num_stages=3)
+    assert config.dkv == TileConfig(16, 64, 16, num_warps=2, num_stages=2)
+    assert config.dbias is None
+
+
 def test_runs_follow_from_the_shape():
     assert [number_of_runs(264, heads, 8192) for heads in (3, 6, 12, 24)] == [88, 44, 22, 11]
     assert number_of_runs(264, 500, 10) == 1
