@@ -92,7 +92,10 @@ class Trainer:
             self.model.compile()
         if self.world > 1:
             ids = [self.device.index] if self.device.type == "cuda" else None
-            self.forward = nn.parallel.DistributedDataParallel(self.model, device_ids=ids)
+            self.forward = nn.parallel.DistributedDataParallel(
+                self.model, device_ids=ids, gradient_as_bucket_view=True,
+                broadcast_buffers=False,  # a Swin's are constants
+            )  # fmt: skip
         self.optimizer = torch.optim.AdamW(
             parameter_groups(self.model, options.weight_decay), lr=options.learning_rate,
             fused=self.device.type == "cuda",

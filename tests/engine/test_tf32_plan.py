@@ -85,6 +85,7 @@ def test_only_matrices_of_tf32_are_rounded():
 def test_fp32_of_many_values_is_three_products(version, monkeypatch):
     """All products of a stage, onto the stream in place (V1) or a branch with its norm (V2)."""
     monkeypatch.setattr(tf32, "SPLIT_VALUES", 32 * 20)  # the first stage has 24 tokens, the next 6
+    monkeypatch.setattr(tf32, "SPLIT_EMBED", True)
     model = tiny(version, **SMALL)
     fp32 = PRECISIONS["fp32"]
     plan = make_plan(model.config, 1, model.config.image_size, CPU, fp32, "triton")
@@ -99,4 +100,25 @@ def test_fp32_of_many_values_is_three_products(version, monkeypatch):
     bound_error = 2 * ((eager - truth).abs().max().item() + 2**-24 * truth.abs().max().item())
     assert (logits - truth).abs().max().item() <= bound_error
     ours = [c for c in calls if c.kwargs.get("input_precision") == "tf32x3"]
-    assert [c.layer for c in ours] == ["qkv", "proj", "fc1", "fc2", "merge"]
+    assert [c.layer for c in ours] == ["embed", "qkv", "proj", "fc1", "fc2", "merge"]
+    assert [c.layer for c in ours if c.kwargs.get("activation") == "gelu"] == ["fc1"]
+    attention = [c.kwargs["split"] for c in calls if c.layer == "attention"]
+    assert attention == [True, False]
+    assert [c.layer for c in calls if c.function is torch.ops.aten.gelu_] == []
+
+
+def test_long_windows_and_other_precisions_keep_their_products(monkeypatch):
+    """Attention beyond the measured windows multiplies in IEEE; half precision embeds as it is."""
+    monkeypatch.setattr(tf32, "SPLIT_VALUES", 1)
+    monkeypatch.setattr(tf32, "SPLIT_WINDOW", 15)  # windows hold 16 tokens
+    monkeypatch.setattr(tf32, "SPLIT_EMBED", True)
+    config = tiny(1, **SMALL).config
+    plans = {
+        name: make_plan(config, 1, config.image_size, CPU, PRECISIONS[name], "triton")
+        for name in ("fp32", "tf32", "fp16")
+    }
+    assert [s.split_attention for s in plans["fp32"].stages] == [False, False]
+    assert [s.split for s in plans["fp32"].stages] == [True, True]
+    assert not any(s.split or s.split_attention for s in plans["tf32"].stages)
+    embeds = {name: plan.embed_products for name, plan in plans.items()}
+    assert embeds == {"fp32": "tf32x3", "tf32": "tf32x3", "fp16": None}

@@ -52,7 +52,15 @@ def vector(n: int) -> torch.Tensor:
     return empty(n, dtype=torch.float32)
 
 
-def attention(batch: int, window: int, version: int, dtype: torch.dtype, shifted: bool) -> None:
+def attention(
+    batch: int,
+    window: int,
+    version: int,
+    dtype: torch.dtype,
+    shifted: bool,
+    *,
+    split: bool = False,
+) -> None:
     """Stage 1 of Swin-B (head_dim 32) with whole windows, 4 windows a side."""
     tokens = padded_tokens(window * window)
     side, heads = 4 * window, 4
@@ -62,7 +70,7 @@ def attention(batch: int, window: int, version: int, dtype: torch.dtype, shifted
         empty(batch, side, side, 3 * 32 * heads, dtype=dtype),
         empty(4 if shifted else 1, heads, tokens, tokens, dtype=table),
         vector(heads) if version == 2 else None, None, 32**-0.5, heads, (window, window), shift,
-        False, pdl=True,
+        False, pdl=True, split=split,
     )  # fmt: skip
 
 
@@ -167,7 +175,7 @@ def small_kernels(C: int, side: int, dtype: torch.dtype) -> None:
 def embedding(C: int, dtype: torch.dtype) -> None:
     MODULES["patch_embed"].patch_embed_fwd(
         empty(8, 3, 224, 224, dtype=torch.float32), empty(C, 3, 4, 4, dtype=dtype), vector(C),
-        vector(C), vector(C), 1e-5, dtype, pdl=True,
+        vector(C), vector(C), 1e-5, dtype, True, "tf32x3" if dtype == torch.float32 else None,
     )  # fmt: skip
 
 
@@ -186,6 +194,12 @@ def record(selection: str) -> list:
             block_gemms(batch, C, side, half)
         for C in (96, 192) if every else (96,):
             embedding(C, half)
+            if (
+                MODULES["patch_embed"].device_capability(torch.device("meta"))[0]
+                in TF32_CAPABILITIES
+            ):
+                embedding(C, wide)
+                attention(32, 7 if C == 96 else 8, 1 if C == 96 else 2, wide, True, split=True)
             tf32_products(C, 5376 // C)
         stages = ((96, 56), (128, 56), (192, 28), (256, 28), (384, 14), (512, 14), (768, 7))
         for C, side in stages if every else ((96, 56), (768, 7)):

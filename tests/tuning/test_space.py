@@ -5,9 +5,16 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+import torch
 
 from fastswin.bench.tune import tuning_group
+from fastswin.bench.tune_units import stage_problems
+from fastswin.engine.plan import make_plan
+from fastswin.engine.precision import PRECISIONS
 from fastswin.models import VARIANTS, find_variant
+from fastswin.ops.hopper_gemm.config import CHOSEN, HopperGemmConfig
+from fastswin.ops.linear.config import GemmConfig
+from fastswin.ops.window_attention.config import RUN_PROGRAMS
 from fastswin.tuning.card import H100
 from fastswin.tuning.layers import CHOICES, mlp_layer, qkv_layer
 from fastswin.tuning.problem import make_problem
@@ -22,11 +29,25 @@ CARDS = {
 }
 
 
+CPU = torch.device("cpu")
+
+
+def plan_of(name, batch, precision="fp16", **options):
+    """The plan on a stand-in for an H100."""
+    config = find_variant(name)
+    size = config.image_size
+    return make_plan(config, batch, size, CPU, PRECISIONS[precision], "triton", **options)
+
+
+def group_of(name, batch, precision="fp16", **options):
+    return tuning_group(find_variant(name), plan_of(name, batch, precision, **options), precision)
+
+
 @pytest.mark.parametrize("card", CARDS.values(), ids=CARDS.keys())
 @pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swinv2_base_window16_256"])
 @pytest.mark.parametrize("batch", [1, 32])
 def test_candidates_are_legal_and_start_with_the_heuristic(name, batch, card):
-    kernels, _ = tuning_group([find_variant(name)], batch, "fp16")
+    kernels, _ = group_of(name, batch, fused_attention={})
     for problem in kernels:
         found = candidates(problem, card)
         default = default_for(problem, card)
@@ -41,17 +62,17 @@ def test_candidates_are_legal_and_start_with_the_heuristic(name, batch, card):
 def test_a_model_needs_a_few_thousand_binaries_at_most(name):
     binaries = set()
     for batch in (1, 2, 4, 8, 16, 32, 64):
-        kernels, _ = tuning_group([find_variant(name)], batch, "fp16")
+        kernels, _ = group_of(name, batch, fused_attention={})
         for problem in kernels:
             found = candidates(problem, H100)
-            assert len(found) <= 120, str(problem)
+            assert len(found) <= 60, str(problem)
             binaries |= {(problem.kernel, config) for config in found}
-    assert 300 < len(binaries) < 2500
+    assert 300 < len(binaries) < 1500
 
 
 def test_every_named_variant_can_be_listed():
-    for config in VARIANTS.values():
-        kernels, layers = tuning_group([config], 1, "bf16")
+    for name, config in VARIANTS.items():
+        kernels, layers = group_of(name, 1, "bf16", fused_attention={})
         attention = [k for k in kernels if k.op == "window_attention"]
         assert attention
         assert len(layers) == 2 * config.num_stages
@@ -59,8 +80,53 @@ def test_every_named_variant_can_be_listed():
 
 
 def test_fp32_has_attention_alone():
-    kernels, layers = tuning_group([find_variant("swin_tiny_patch4_window7_224")], 1, "tf32")
+    kernels, layers = group_of("swin_tiny_patch4_window7_224", 1, "tf32")
     assert ({k.op for k in kernels}, layers) == ({"window_attention"}, [])
+
+
+def test_what_no_table_decides_is_not_searched():
+    """Stages of few rows, layers inside an attention kernel, attention of three TF32 products."""
+    name = "swin_tiny_patch4_window7_224"
+    assert group_of(name, 1, pdl=True) == ([], [])
+    plan, config = plan_of(name, 8), find_variant(name)
+    assert [s.attention for s in plan.stages] == ["fused", "fused", "triton", "triton"]
+    asked = [stage_problems(config, plan, stage, "fp16") for stage in range(4)]
+    assert [set(a.layers) for a in asked] == [{"mlp"}, {"mlp"}, {"qkv", "mlp"}, {"qkv", "mlp"}]
+    assert [a.attention is None for a in asked] == [True, True, False, False]
+    wide = plan_of(name, 32, "fp32")
+    split = [s.split_attention for s in wide.stages]
+    assert True in split
+    asked = [stage_problems(config, wide, stage, "fp32") for stage in range(4)]
+    assert [a.attention is None for a in asked] == split
+
+
+def test_the_heuristics_time_is_that_of_what_the_engine_runs():
+    """The Hopper product for fc1 with GELU, and runs of windows, are the engine's own choice."""
+    fc1 = make_problem("linear", "fp16", 6272, N=1536, K=384, gelu=1, residual=0)
+    assert candidates(fc1, H100)[0] == CHOSEN["linear", 384]
+    few = dataclasses.replace(fc1, rows=1568)  # too few tiles for its warp groups
+    assert isinstance(candidates(few, H100)[0], GemmConfig)
+    assert isinstance(candidates(fc1, CARDS["sm80"])[0], GemmConfig)
+    qkv = make_problem("linear", "fp16", 6272, N=1152, K=384, gelu=0, residual=0)
+    found = candidates(qkv, H100)
+    assert isinstance(found[0], GemmConfig)
+    assert any(isinstance(config, HopperGemmConfig) for config in found)
+    for changes, why in (({"shape": (1536, 384, 0, 1)}, "adds no residual"),
+                         ({"dtype": "tf32"}, "takes half precision"),
+                         ({"shape": (1536, 388, 1, 0)}, "not a positive multiple")):  # fmt: skip
+        other = dataclasses.replace(fc1, **changes)
+        assert why in why_invalid(other, CHOSEN["linear", 384], (9, 0))
+    assert "needs compute capability 9.0" in why_invalid(fc1, CHOSEN["linear", 384], (10, 0))
+    attention = {"window_h": 7, "window_w": 7, "heads": 3, "head_dim": 32}
+    many = make_problem("window_attention", "fp16", 4096, **attention, cosine=0)
+    assert candidates(many, H100)[0].programs == RUN_PROGRAMS
+    assert candidates(make_problem("window_attention", "fp16", 4096, **attention, cosine=1),
+                      H100)[0].programs == 0  # fmt: skip
+    long = make_problem(
+        "window_attention", "fp16", 4096, **(attention | {"window_h": 12}), cosine=0
+    )
+    config = dataclasses.replace(default_for(long, H100), programs=396)
+    assert "need windows of at most 64 tokens" in why_invalid(long, config, (9, 0))
 
 
 def test_forms_are_the_planners_words():
