@@ -63,6 +63,13 @@ def nearest_tf32(x):
 
 
 @triton.jit
+def tf32_number(x):
+    """The nearest TF32 number, lower 13 bits 0, whoever reads it; of fp32."""
+    bits = nearest_tf32(x).to(tl.int32, bitcast=True) & -8192
+    return bits.to(tl.float32, bitcast=True)
+
+
+@triton.jit
 def scaled_gelu(x, factor):
     """``gelu(x) * factor`` with one multiplication less, for results that are stored in steps."""
     t = _fitted_tanh(x, x * x)

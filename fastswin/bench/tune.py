@@ -212,7 +212,11 @@ class Tuner:
         Args:
             deadline: rows that come after it answer for their own dtype alone.
         """
-        answering = [row for row in self.document["configs"] if row["verdict"] == "gain"]
+        version = minor_version(self.triton)
+        answering, forms = (
+            [r for r in self.document[rows] if r["verdict"] == "gain" and r["triton"] == version]
+            for rows in ("configs", "choices")
+        )
         jobs = {}
         for row in answering:
             if row["dtype"] in TWINS:
@@ -236,8 +240,8 @@ class Tuner:
         for row in answering:
             row["also"] = [TWINS[row["dtype"]]] if kernel_of(row) in passed else []
         failed = jobs.keys() - passed
-        for row in self.document["choices"]:
-            if row["verdict"] == "gain" and row["dtype"] in TWINS:
+        for row in forms:
+            if row["dtype"] in TWINS:
                 kernels = set(Unit(layer_of(row), row["choice"]).kernels())
                 row["also"] = [] if kernels & failed else [TWINS[row["dtype"]]]
         self._save()

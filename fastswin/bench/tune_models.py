@@ -175,11 +175,13 @@ class Whole:
                 progress(f"{name} batch {batch}: stages {', '.join(few)} have few rows: not tuned")
 
     def build(self) -> None:
-        """Weights of all models, and the kernels that their plans launch without a table."""
-        for name, batch in self.cases:
+        """Weights of all models, while the first candidates are compiled.
+
+        Their plans are compiled later: after the search most of their kernels are in the cache.
+        """
+        for name, _ in self.cases:
             if name not in self._models:
                 self._models[name] = WholeModel(name, self.precision, self.tuner.device)
-            self._models[name].compile(batch)
 
     def decide(self, deadline: float, clock: Clock) -> list[Comparison]:
         """Let whole models decide, and write it into the table.

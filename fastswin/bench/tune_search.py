@@ -31,6 +31,10 @@ MIN_LAUNCHES, MAX_LAUNCHES = 4, 50
 #: Samples of each candidate in the first round; the best few get as many again, several times.
 FIRST_SAMPLES, FINAL_SAMPLES, FINALISTS = 3, 15, 4
 
+#: A candidate is not timed further where its first launches took this many times those of the best
+#: so far, and so many milliseconds: less is mostly what a launch costs the host.
+HOPELESS, HOPELESS_MS = 1.6, 0.06
+
 #: A candidate has to beat the heuristic by this much to replace it: less is noise.
 LEAST_GAIN = 0.01
 
@@ -128,6 +132,7 @@ def time_configs(
     """Median microseconds of one launch under the best few and the default, interleaved."""
     calls: dict[LaunchConfig | None, Call] = {}
     launches: dict[LaunchConfig | None, int] = {}
+    least_ms = math.inf
     for config in configs:
 
         def call(config: LaunchConfig | None = config) -> object:
@@ -135,6 +140,9 @@ def time_configs(
 
         call()
         pilot_ms = clock.elapsed_ms(call, 2) / 2
+        least_ms = min(least_ms, pilot_ms)
+        if config != default and pilot_ms > max(HOPELESS * least_ms, HOPELESS_MS):
+            continue
         wanted = math.ceil(SAMPLE_MS / max(pilot_ms, 1e-6))
         launches[config] = min(max(wanted, MIN_LAUNCHES), MAX_LAUNCHES)
         calls[config] = call
@@ -146,11 +154,12 @@ def time_configs(
         repeats = 1 if clock.kind == "cuda" else launches[config]
         return clock.elapsed_ms(calls[config], repeats) / launches[config] * 1e3
 
-    samples: dict[LaunchConfig | None, list[float]] = {config: [] for config in configs}
-    for index in schedule([FIRST_SAMPLES] * len(configs)):
-        samples[configs[index]].append(sample(configs[index]))
-    ranked = sorted(configs, key=lambda config: _median(samples[config]))
-    finalists = list(dict.fromkeys([*ranked[:FINALISTS], *(c for c in configs if c == default)]))
+    timed = list(calls)
+    samples: dict[LaunchConfig | None, list[float]] = {config: [] for config in timed}
+    for index in schedule([FIRST_SAMPLES] * len(timed)):
+        samples[timed[index]].append(sample(timed[index]))
+    ranked = sorted(timed, key=lambda config: _median(samples[config]))
+    finalists = list(dict.fromkeys([*ranked[:FINALISTS], *(c for c in timed if c == default)]))
     for index in schedule([FINAL_SAMPLES] * len(finalists)):
         samples[finalists[index]].append(sample(finalists[index]))
     return {config: _median(samples[config]) for config in finalists}

@@ -20,7 +20,7 @@ from fastswin.bench.tune_units import Problem, Unit
 from fastswin.bench.tune_whole import Measured
 
 #: Least part of a model's time that a unit has to promise to be tried, and most units of a case.
-LEAST_PROMISE, MAX_UNITS = 0.002, 8
+LEAST_PROMISE, MAX_UNITS = 0.002, 6
 
 #: A unit alone is dropped where a case gains less than this with it: the promise is met or missed
 #: by far less than captures differ.
@@ -30,7 +30,7 @@ LEAST_UNIT_GAIN = -0.001
 LEAST_GAIN, MOST_LOSS = 0.003, 0.004
 
 #: Captures of each contender in the first comparison and in the last.
-FIRST_CAPTURES, FINAL_CAPTURES = 4, 6
+FIRST_CAPTURES, FINAL_CAPTURES = 3, 5
 
 #: Rounds of final comparisons at most.
 ROUNDS = 4

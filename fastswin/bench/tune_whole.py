@@ -74,12 +74,6 @@ class WholeModel:
         self._forward, _ = build_forward(model, model, None, self.precision, device)
         self._plain = self._plans(None)
 
-    def compile(self, batch: int) -> None:
-        """Compile what the plan without a table launches."""
-        images = self._images(batch)
-        with torch.no_grad(), matmul_mode(self.precision, self.device):
-            self._call(self._plain, images)()
-
     def measure(
         self, batch: int, tables: Mapping[Key, TuningTable], clock: Clock, captures: int
     ) -> tuple[float, dict[Key, Measured]]:

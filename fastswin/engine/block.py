@@ -20,8 +20,10 @@ from fastswin.engine.bind import BlockOffsets, Offset, Unjoined, in_place
 from fastswin.engine.plan import StagePlan
 from fastswin.engine.precision import Precision
 from fastswin.engine.prepare import Linear, Norm, PreparedBlock, PreparedModel
+from fastswin.engine.small_batch import LayerTiles
 from fastswin.engine.tf32 import SPLIT_TILES
 from fastswin.models.config import SwinConfig
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig
 from fastswin.ops.linear.api import Activation
 from fastswin.ops.linear.config import OneShotConfig
 
@@ -124,12 +126,19 @@ class BlockForward:
             assert offset is None  # the product before had room for its bias
             h = self.join(x, unjoined, stage, norm="pre")
         elif block.norm1 is None:
-            h = self.ops.layer_norm(x, eps=self.eps, offset=offset, impl=impl, pdl=stage.pdl)
+            h = self.ops.layer_norm(
+                x, eps=self.eps, offset=offset, impl=impl, pdl=stage.pdl, tf32=self.cuts(tiles)
+            )
         if stage.qkv == "tiled":
             return self.ops.linear(
-                h, block.qkv.weight, block.qkv.bias, impl="triton", config=tiles, pdl=stage.pdl
-            )
+                h, block.qkv.weight, block.qkv.bias, impl="triton", config=tiles, pdl=stage.pdl,
+                **self.wide_products,
+            )  # fmt: skip
         return self.wide_product(h, block.qkv, split=stage.split)
+
+    def cuts(self, tiles: LayerTiles | None) -> bool:
+        """Whether a product cuts its fp32 rows off, so that they should be TF32 numbers."""
+        return self.precision.tf32 and isinstance(tiles, HopperGemmConfig)
 
     def project_back(
         self, x: torch.Tensor, attended: torch.Tensor, block: PreparedBlock, stage: StagePlan
@@ -269,8 +278,9 @@ class BlockForward:
         h = x
         if block.norm2 is None:
             h = self.ops.layer_norm(
-                x, eps=self.eps, offset=offset, impl=implementation_of(stage.mlp), pdl=stage.pdl
-            )
+                x, eps=self.eps, offset=offset, impl=implementation_of(stage.mlp), pdl=stage.pdl,
+                tf32=self.cuts(tiles),
+            )  # fmt: skip
         ours = self.precision.half or self.wide_products
         if ours and stage.mlp in ("library", "fused", "split-k"):
             return self.ops.linear(

@@ -22,6 +22,7 @@ from collections.abc import Mapping
 import torch
 
 from fastswin._triton.device import device_capability
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig
 from fastswin.ops.linear.api import InputPrecision
 from fastswin.ops.linear.config import (
     GemmConfig,
@@ -33,7 +34,8 @@ from fastswin.ops.mlp.config import MlpConfig, mlp_blocker
 
 #: Fewest rows and tiles by (version, word, channels).
 Tf32Products = Mapping[
-    tuple[int, str, int], tuple[int, GemmConfig | MlpConfig | LayerNormLinearConfig]
+    tuple[int, str, int],
+    tuple[int, GemmConfig | MlpConfig | LayerNormLinearConfig | HopperGemmConfig],
 ]
 
 #: First compute capabilities whose copy engine the tiles are for.
@@ -127,7 +129,10 @@ def choose_tf32_products(
         reasons[at] = f"{word} by our kernel: a pass over fp32 values less"
         return True
 
-    if version == 1 and layer_norm_linear_blocker(C) is None:
+    _, qkv = table.get((version, "qkv", C), (0, None))
+    if version == 1 and isinstance(qkv, HopperGemmConfig):
+        take("qkv", "tiled", "qkv")
+    elif version == 1 and layer_norm_linear_blocker(C) is None:
         take("qkv", "fused", "qkv")
     if mlp_blocker(C, hidden, HIDDEN_STEP) is not None or not take("mlp", "fused", "mlp"):
         take("fc1", "library", "mlp")

@@ -53,6 +53,9 @@ HOPPER_TILES = (
     HopperGemmConfig(128, 64, 64, stages=5, groups=3, warps=4),
 )
 
+#: Tiles of queries, warps and stages for windows of more than 64 tokens whose keys are held whole.
+LONG_WINDOW_TILES = ((32, 4, 2), (32, 4, 3), (64, 4, 2), (64, 4, 3), (128, 8, 2))
+
 #: More tiles than this for each multiprocessor: a larger tile reads less.
 MAX_TILES_PER_MULTIPROCESSOR = 100
 
@@ -169,22 +172,20 @@ def propose_window_attention(problem: KernelProblem, card: Card) -> Iterator[Win
     d = problem.dims
     tokens, heads = d["window_h"] * d["window_w"], d["heads"]
     tiles = key_tiles(tokens)
-    half = problem.itemsize == 2
     if tokens <= MAX_RUN_WINDOW:
         yield from _runs(problem, card)
-        if half or tokens <= 64:
-            yield from _short_windows(problem, card, tiles)
+        yield from _short_windows(problem, card, tiles)
         return
-    if tiles and half:
-        for block_q, num_warps in ((32, 4), (64, 4), (128, 8)):
+    if tiles and problem.itemsize == 2:
+        for block_q, num_warps, stages in LONG_WINDOW_TILES:
             for count in _shared_heads(problem, card):
-                whole = WindowAttentionConfig(block_q, tiles, count, num_warps, 2)
+                whole = WindowAttentionConfig(block_q, tiles, count, num_warps, stages)
                 yield whole
                 blocks = cdiv(tokens, block_q)
                 if count == 1 and problem.rows * heads < 2 * card.multiprocessors:
                     yield dataclasses.replace(whole, query_splits=blocks)
     for block_q, num_warps in ((32, 4), (64, 4), (128, 8), (128, 4)):
-        for stages in (2, 3) if tiles else (1, 2, 3):
+        for stages in (2, 3):
             yield WindowAttentionConfig(block_q, (), 1, num_warps, stages)
 
 

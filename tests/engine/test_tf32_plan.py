@@ -14,6 +14,7 @@ from fastswin.engine.forward import Forward
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare, round_to_tf32
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig
 from fastswin.ops.linear.config import GemmConfig, LayerNormLinearConfig
 from fastswin.ops.mlp.config import MlpConfig
 
@@ -107,10 +108,28 @@ def test_fp32_of_many_values_is_three_products(version, monkeypatch):
     assert [c.layer for c in calls if c.function is torch.ops.aten.gelu_] == []
 
 
+def test_rows_that_a_product_cuts_off_are_tf32_numbers(monkeypatch):
+    """The Hopper product reads fp32 rows as they lie: the norm in front of it rounds them."""
+    tiles = HopperGemmConfig(128, 128, 32, 5)
+    table = {(1, layer, 32): (1, tiles) for layer in ("fc1", "qkv")}
+    monkeypatch.setattr(plan_module, "TF32_PRODUCTS", table)
+    model = tiny(1, **SMALL)
+    plan = make_plan(model.config, 1, model.config.image_size, CPU, TF32, "triton")
+    assert [(s.qkv, s.mlp) for s in plan.stages] == [("tiled", "library"), ("library", "unfused")]
+    forward = Forward(model.config, prepare(model, CPU, torch.float32, tf32=True), TF32)
+    bound, images = bind(plan, forward.weights, TF32), images_like(model, 1)
+    calls = record_calls(forward, bound, images, execute=False)
+    norms = [(c.stage, c.kwargs["tf32"]) for c in calls if c.layer == "norm"]
+    assert set(norms) == {(0, True), (1, False)}
+    products = [c for c in calls if c.kwargs.get("config") is tiles]
+    assert [c.layer for c in products] == ["qkv", "fc1"]
+    assert {c.kwargs["input_precision"] for c in products} == {"tf32"}
+
+
 def test_long_windows_and_other_precisions_keep_their_products(monkeypatch):
     """Attention beyond the measured windows multiplies in IEEE; half precision embeds as it is."""
     monkeypatch.setattr(tf32, "SPLIT_VALUES", 1)
-    monkeypatch.setattr(tf32, "SPLIT_WINDOW", 15)  # windows hold 16 tokens
+    monkeypatch.setattr(tf32, "SPLIT_WINDOW", 3)  # windows hold 16 tokens, and 4
     monkeypatch.setattr(tf32, "SPLIT_EMBED", True)
     config = tiny(1, **SMALL).config
     plans = {

@@ -14,6 +14,7 @@ import torch
 from fastswin import ops
 from fastswin.bench.precision import fp32_scope
 from fastswin.engine.prepare import round_to_tf32
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig
 from fastswin.ops.linear.config import (
     GemmConfig,
     LayerNormLinearConfig,
@@ -109,6 +110,70 @@ def test_gelu_of_three_products_is_exact(device):
     out = ops.linear(x, identity, activation="gelu", impl="triton", input_precision="tf32x3")
     truth = torch.nn.functional.gelu(x.double())
     assert (out - truth).abs().max().item() < 1e-6
+
+
+@pytest.mark.parametrize("channels", [96, 32], ids=str)
+def test_patch_embed(channels, randn):
+    C = channels
+    made = {
+        "images": randn(2, 3, 9, 12), "weight": randn(C, 3, 4, 4, spread=0.15), "bias": randn(C),
+        "norm_weight": 1 + 0.3 * randn(C), "norm_bias": randn(C),
+    }  # fmt: skip
+
+    check(ops.patch_embed, made, "tf32x3")
+
+
+def test_layer_norm_writes_the_nearest_tf32_numbers(randn):
+    x, offset = randn(9, 96, spread=3.0), randn(96)
+    exact = ops.layer_norm(x, offset=offset, impl="triton")
+    rounded = ops.layer_norm(x, offset=offset, impl="triton", tf32=True)
+    assert torch.equal(rounded, round_to_tf32(exact))
+    with pytest.raises(ValueError, match="tf32 needs an fp32 result"):
+        ops.layer_norm(x.half(), tf32=True)
+
+
+@pytest.mark.gpu
+def test_hopper_product_of_tf32_numbers(randn):
+    if torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the Hopper product needs compute capability 9.0")
+    made = {
+        "x": round_to_tf32(randn(700, 160)), "weight": randn(264, 160, spread=0.1),
+        "bias": randn(264), "activation": "gelu", "config": HopperGemmConfig(128, 128, 32, 5),
+    }  # fmt: skip
+    check(ops.linear, made, "tf32")
+
+
+@pytest.mark.parametrize("version", [1, 2], ids="v{}".format)
+def test_window_attention_of_three_products(version, randn):
+    """fp32's gate on a padded and shifted map."""
+    made = {"qkv": randn(1, 5, 7, 3 * 32), "bias": randn(2, 16, 16), "qkv_bias": randn(96)}
+    if version == 2:
+        made["logit_scale"] = torch.full((2,), 2.3, device=made["qkv"].device)
+    fixed = {"num_heads": 2, "window_size": (4, 4), "shift_size": (2, 1)}
+    attend = functools.partial(ops.window_attention, **fixed)
+    check(attend, made, "tf32x3")
+
+
+def test_gradient_of_three_products_is_that_of_ieee(randn):
+    qkv = randn(1, 2, 2, 48)
+    gradients = []
+    for products in ("tf32x3", "ieee"):
+        leaf = qkv.clone().requires_grad_()
+        out = ops.window_attention(
+            leaf, num_heads=1, window_size=(2, 2), input_precision=products, impl="triton"
+        )
+        gradients.append(torch.autograd.grad(out, leaf, qkv[..., :16].cos())[0])
+    assert torch.equal(*gradients)
+
+
+def test_rounding_keeps_the_nan_of_a_gpu(device):
+    """0x7fffffff, what a GPU's arithmetic makes: half of the last kept place more would wrap it."""
+    x = torch.zeros(16, 16, device=device)
+    x[3, 5] = torch.tensor(0x7FFFFFFF, dtype=torch.int32).view(torch.float32)
+    eye = torch.eye(16, device=device)
+    out = ops.linear(x, eye, impl="triton", input_precision="tf32")
+    assert out[3].isnan().all()
+    assert not out[:3].isnan().any()
 
 
 def test_matrices_are_rounded_to_the_nearest(randn):

@@ -65,7 +65,7 @@ def test_a_model_needs_a_few_thousand_binaries_at_most(name):
         kernels, _ = group_of(name, batch, fused_attention={})
         for problem in kernels:
             found = candidates(problem, H100)
-            assert len(found) <= 60, str(problem)
+            assert len(found) <= 70, str(problem)
             binaries |= {(problem.kernel, config) for config in found}
     assert 300 < len(binaries) < 1500
 
@@ -122,9 +122,8 @@ def test_the_heuristics_time_is_that_of_what_the_engine_runs():
     assert candidates(many, H100)[0].programs == RUN_PROGRAMS
     assert candidates(make_problem("window_attention", "fp16", 4096, **attention, cosine=1),
                       H100)[0].programs == 0  # fmt: skip
-    long = make_problem(
-        "window_attention", "fp16", 4096, **(attention | {"window_h": 12}), cosine=0
-    )
+    longer = attention | {"window_h": 12, "cosine": 0}
+    long = make_problem("window_attention", "fp16", 4096, **longer)
     config = dataclasses.replace(default_for(long, H100), programs=396)
     assert "need windows of at most 64 tokens" in why_invalid(long, config, (9, 0))
 

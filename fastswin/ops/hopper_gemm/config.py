@@ -18,8 +18,8 @@ import torch
 from fastswin._triton.device import device_capability, multiprocessor_count
 from fastswin._triton.tiles import cdiv
 
-#: Columns of one store: 128 bytes of half precision, what a row of shared memory swizzles.
-CHUNK_COLUMNS = 64
+#: Bytes of a row of one store, what a row of shared memory swizzles.
+CHUNK_BYTES = 128
 
 #: Bytes that a program may use, less than the 227 KiB of compute capability 9.0 by what barriers
 #: and sums over columns take.
@@ -58,10 +58,9 @@ class HopperGemmConfig:
     buffers: int = 2
     bias_first: bool = True
 
-    @property
-    def chunk(self) -> int:
-        """Columns per store."""
-        return min(self.block_n, CHUNK_COLUMNS)
+    def chunk(self, itemsize: int) -> int:
+        """Columns per store of results of ``itemsize`` bytes."""
+        return min(self.block_n, CHUNK_BYTES // itemsize)
 
     @property
     def registers(self) -> int:
@@ -71,7 +70,7 @@ class HopperGemmConfig:
     def shared_bytes(self, itemsize: int) -> int:
         """Ring and staging of a program; operands and results of ``itemsize`` bytes."""
         ring = self.stages * (self.block_m + self.block_n) * self.block_k
-        staging = self.groups * self.buffers * self.block_m * self.chunk
+        staging = self.groups * self.buffers * self.block_m * self.chunk(itemsize)
         return (ring + staging) * itemsize
 
 
@@ -143,27 +142,31 @@ def config_blocker(config: HopperGemmConfig, form: Form, itemsize: int) -> str |
     needed = config.shared_bytes(itemsize)
     if needed > RING_AND_STAGING_BYTES:
         return f"{needed} bytes of shared memory exceed {RING_AND_STAGING_BYTES}"
-    buffers = config.block_n // config.chunk + 1
+    buffers = config.block_n // config.chunk(itemsize) + 1
     if form == "backward" and config.buffers != buffers:
         return f"the backward needs {buffers} buffers for {config.block_n} columns"
     return None
 
 
-def why_no_hopper_gemm(device: torch.device, dtype: torch.dtype, N: int, K: int) -> str | None:
+def why_no_hopper_gemm(
+    device: torch.device, dtype: torch.dtype, N: int, K: int, tf32: bool = False
+) -> str | None:
     """Reason why the product cannot run here, None where it can.
 
     Args:
         device: where the operands are.
         dtype: of operands and result.
         N, K: output and input channels.
+        tf32: whether fp32 operands may be cut to TF32.
     """
     if device.type != "cuda":
         return f"the Hopper product needs a GPU, x is on {device.type}"
     capability = device_capability(device)
     if capability[0] != 9:
         return f"the Hopper product needs compute capability 9.0, this is {capability}"
-    if dtype not in (torch.float16, torch.bfloat16):
-        return f"the Hopper product takes float16 and bfloat16, x is {dtype}"
+    taken = (torch.float16, torch.bfloat16) + (torch.float32,) * tf32
+    if dtype not in taken:
+        return f"the Hopper product takes float16, bfloat16 and, in tf32, float32; x is {dtype}"
     return shape_blocker(N, K, dtype.itemsize) or gluon_blocker()
 
 

@@ -1,6 +1,8 @@
 """Launchers of the Hopper product; what they need is in config.py.
 
 x, dy [M, K]   weight [N, K], in the backward [K, N]   bias [N]   pre, act, dpre, out [M, N]
+
+fp32 operands are cut to TF32 by the tensor cores, so they should be TF32 numbers already.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from fastswin.ops.hopper_gemm.config import (
 _GLUON_NAMES = {
     torch.float16: "float16",
     torch.bfloat16: "bfloat16",
+    torch.float32: "float32",
 }
 
 
@@ -123,9 +126,8 @@ def _run(
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
     plan = schedule(M, N, K, config, multiprocessor_count(x.device))
     # without act, dpre's tiles say how results are staged
-    hidden = [
-        None if t is None else describe(t, block_m, config.chunk) for t in (pre, result, dpre)
-    ]
+    chunk = config.chunk(x.element_size())
+    hidden = [None if t is None else describe(t, block_m, chunk) for t in (pre, result, dpre)]
     launch(
         _hopper_gemm_kernel, plan.programs, x if bias is None else bias,
         describe(x, block_m, block_k),

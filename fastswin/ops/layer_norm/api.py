@@ -31,6 +31,7 @@ def layer_norm(
     out: torch.Tensor | None = None,
     impl: Impl = "auto",
     pdl: bool = False,
+    tf32: bool = False,
 ) -> torch.Tensor:
     """``residual + (layer_norm(x + offset) * weight + bias)`` over the last axis, in fp32.
 
@@ -48,6 +49,8 @@ def layer_norm(
         impl: "auto", "triton" or "reference".
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
             ``weight``, ``bias``, ``offset`` or ``output_scale``.
+        tf32: round an fp32 result to TF32 numbers, for a product that would cut it off; excludes
+            ``output_scale``. The kernel only: the reference's reader rounds itself.
 
     Returns:
         ``[..., C]`` in x's dtype, or in 8 bits.
@@ -62,6 +65,8 @@ def layer_norm(
     for name, like in (("residual", residual), ("out", out)):
         if like is not None and like.shape != x.shape:
             raise ValueError(f"{name} must be {tuple(x.shape)} like x, got {tuple(like.shape)}")
+    if tf32 and (output_scale is not None or x.dtype != torch.float32):
+        raise ValueError(f"tf32 needs an fp32 result without output_scale, x is {x.dtype}")
     stored = resolve_output(output_scale, out_dtype, x.dtype)
     if output_scale is not None:
         check_steps(output_scale, "output_scale", x, C, parts=(1,))
@@ -98,7 +103,9 @@ def layer_norm(
 
     if output_scale is not None and out is None:
         out = torch.empty(x.shape, dtype=stored, device=x.device)
-    return layer_norm_fwd(x, weight, bias, eps, offset, residual, out, output_scale, pdl=pdl)
+    return layer_norm_fwd(
+        x, weight, bias, eps, offset, residual, out, output_scale, pdl=pdl, tf32=tf32
+    )
 
 
 def layer_norm_per_token(

@@ -14,7 +14,13 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
-from fastswin._triton.math import centre_rows, inverse_step, round_to_8_bits, rows_to_8_bits
+from fastswin._triton.math import (
+    centre_rows,
+    inverse_step,
+    round_to_8_bits,
+    rows_to_8_bits,
+    tf32_number,
+)
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin.ops.layer_norm.config import NUM_WARPS, narrow_tiles, num_programs, row_tiles
 from fastswin.ops.quantize.forward import row_amax_bits, token_step
@@ -40,6 +46,7 @@ def _layer_norm_fwd_kernel(
     HAS_RESIDUAL: tl.constexpr,
     output_scale_ptr=None, row_scale_ptr=None,
     LARGEST: tl.constexpr = 127.0, SMALLEST: tl.constexpr = 0.0, PDL: tl.constexpr = False,
+    TF32: tl.constexpr = False,
 ):  # fmt: skip
     """One program per BLOCK_M rows; columns in parts CA (padded when CB == 0) and CB.
 
@@ -104,11 +111,15 @@ def _layer_norm_fwd_kernel(
     else:
         if HAS_RESIDUAL:
             a += tl.load(residual_ptr + at + ca[None, :], mask=ma, other=0.0).to(tl.float32)
+        if TF32:
+            a = tf32_number(a)
         tl.store(out_ptr + at + ca[None, :], a.to(out_ptr.dtype.element_ty), mask=ma)
         if CB > 0:
             b = _affine(b, weight_ptr, bias_ptr, cb, cb < C, HAS_WEIGHT, HAS_BIAS)
             if HAS_RESIDUAL:
                 b += tl.load(residual_ptr + at + cb[None, :], mask=mb, other=0.0).to(tl.float32)
+            if TF32:
+                b = tf32_number(b)
             tl.store(out_ptr + at + cb[None, :], b.to(out_ptr.dtype.element_ty), mask=mb)
 
 
@@ -123,6 +134,7 @@ def layer_norm_fwd(
     output_scale: torch.Tensor | None = None,
     row_scale: torch.Tensor | None = None,
     pdl: bool = False,
+    tf32: bool = False,
 ) -> torch.Tensor:
     """Launch on contiguous ``x [..., C]``; see the public function for the arguments.
 
@@ -149,6 +161,6 @@ def layer_norm_fwd(
             HAS_OFFSET=offset is not None, HAS_RESIDUAL=residual is not None,
             output_scale_ptr=output_scale, row_scale_ptr=row_scale,
             LARGEST=LARGEST.get(out.dtype, 0.0), SMALLEST=SMALLEST_STEP, num_warps=num_warps,
-            **pdl_options(pdl, device_capability(x.device)),
+            TF32=tf32, **pdl_options(pdl, device_capability(x.device)),
         )  # fmt: skip
     return out

@@ -88,7 +88,8 @@ def linear(
         input_precision: how fp32 operands enter tensor cores, "tf32" or "tf32x3"; None leaves
             fp32 to the library, whose own switches also decide for the reference. In "tf32" rows
             are rounded to nearest, the weight's last 13 bits are cut off: round it before
-            (``engine.prepare.round_to_tf32``).
+            (``engine.prepare.round_to_tf32``). A :class:`HopperGemmConfig` cuts rows off as well:
+            ``layer_norm(..., tf32=True)`` writes TF32 numbers.
 
     Returns:
         ``[..., N]`` in x's dtype; products accumulate in fp32.
@@ -129,7 +130,7 @@ def linear(
             why_not_triton(x.device, x.dtype),
             why_no_tensor_cores(x.device, x.dtype, input_precision is not None),
             why_no_gradient(x, weight, bias, residual, offset),
-            _why_not_config(x, N, K, layer_norm_eps, residual, config),
+            _why_not_config(x, N, K, layer_norm_eps, residual, config, input_precision),
             f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
             None if out is None or out.is_contiguous() else "out is not contiguous",
         ],
@@ -166,6 +167,7 @@ def _why_not_config(
     eps: float | None,
     residual: torch.Tensor | None,
     config: PlainConfig | NormLinearConfig | None,
+    input_precision: InputPrecision | None,
 ) -> str | None:
     if isinstance(config, OneShotConfig):
         if x.dtype == torch.float32:
@@ -174,7 +176,7 @@ def _why_not_config(
     if isinstance(config, HopperGemmConfig):
         if residual is not None:
             return "the Hopper product adds no residual"
-        blocker = why_no_hopper_gemm(x.device, x.dtype, N, K)
+        blocker = why_no_hopper_gemm(x.device, x.dtype, N, K, input_precision == "tf32")
         return blocker or config_blocker(config, "linear", x.element_size())
     return layer_norm_linear_blocker(K) if eps is not None else None
 

@@ -106,6 +106,8 @@ def patch_embed_fwd(
     assert columns is not None  # the public function asked before
     elements = channels * patch * patch
     block_m, num_warps = 64 if C <= 128 else 32, 4
+    if input_precision is not None and C > 128:  # twice the operands of a half-precision product
+        block_m, num_warps = 64 if C <= 192 else 32, 8
     if device_capability(images.device) < (8, 0):  # no tensor-core code there
         block_m, num_warps = MIN_DOT, 8 if C <= 128 else 16
     blocks_per_image = cdiv(H * W, block_m)

@@ -42,11 +42,13 @@ class WindowAttentionConfig:
         key_tiles: one or two power-of-two key tiles whose sum is the padded row; () means online.
         heads_per_program: heads that one program walks over, loads pipelined across them.
         num_warps: warps per program; 64 query rows never pay with more than 4.
-        num_stages: depth of the load pipeline over heads (or key tiles, online).
+        num_stages: depth of the load pipeline over key tiles (online), else over query tiles, or
+            over heads where a window is one tile of queries.
         programs: where not 0, programs at most, each of which walks over windows of one kind and
             head (forward_runs.py; up to :data:`MAX_RUN_WINDOW` tokens, no mask, no 8 bits).
         query_splits: programs that share the query tiles of one window and head, where whole rows
             of keys are held; the online form has a program for each tile anyway.
+        block_k: keys per step of the online form.
     """
 
     block_q: int
@@ -56,6 +58,7 @@ class WindowAttentionConfig:
     num_stages: int = 3
     programs: int = 0
     query_splits: int = 1
+    block_k: int = ONLINE_BLOCK_K
 
 
 def key_tiles(tokens: int) -> tuple[int, ...]:
@@ -144,7 +147,7 @@ def default_config(
         block_q = min(block_q, 32)
         query_blocks = cdiv(tokens, block_q)
     splits = query_blocks if few else 1
-    stages = 3 if heads > 1 and short else 2
+    stages = 3 if query_blocks > 1 or (heads > 1 and short) else 2
     return WindowAttentionConfig(block_q, tiles, heads, num_stages=stages, query_splits=splits)
 
 
@@ -156,10 +159,12 @@ def num_programs(windows: int, tokens: int, num_heads: int, config: WindowAttent
 
 
 def tile_constants(config: WindowAttentionConfig) -> dict[str, int]:
-    """Compile-time constants that a config decides, by parameter name of its kernel."""
+    """Constants and launch options that a config decides, by name."""
     constants = {"BLOCK_Q": config.block_q, "NUM_STAGES": config.num_stages}
     if not config.key_tiles:
-        return constants | {"BLOCK_K": ONLINE_BLOCK_K}
+        return constants | {"BLOCK_K": config.block_k}
     first, second = (*config.key_tiles, 0)[:2]
     split = {"QUERY_SPLITS": config.query_splits} if config.query_splits > 1 else {}
+    # a launch option: Triton pipelines the inner loop, over query tiles
+    constants["num_stages"] = config.num_stages
     return constants | {"K1": first, "K2": second, "HEADS": config.heads_per_program} | split

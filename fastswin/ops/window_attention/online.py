@@ -28,6 +28,54 @@ from fastswin.ops.window_attention.tile import (
 
 
 @triton.jit
+def _online_tile(
+    o, running_max, total, q, q_norm, query, start, scale, seed, window, head,
+    window_row, window_col, H, W, k_ptr, v_ptr, pad_ptr, k_stride_row, v_stride_row,
+    bias_ptr, mask_ptr, drop_threshold, keep_factor, qkv_scale_ptr, BLOCK: tl.constexpr,
+    N: tl.constexpr, NP: tl.constexpr, NH: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    WH: tl.constexpr, WW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
+    PARTITIONED: tl.constexpr, HAS_PAD: tl.constexpr, COSINE: tl.constexpr,
+    HAS_MASK: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+):  # fmt: skip
+    """Output, maximum and sum of rows with keys ``start .. start + BLOCK`` taken in."""
+    # fp32 products are chains of fused multiply-adds, one after the other
+    chained: tl.constexpr = v_ptr.dtype.element_ty == tl.float32 and PRECISION == "ieee"
+    key = start + tl.arange(0, BLOCK)
+    key_row = token_rows(
+        window_row, window_col, key, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE
+    )
+    pad_k = pad_ptr + (NH + head) * D
+    pad_v = pad_ptr + (2 * NH + head) * D
+    k = load_rows(k_ptr, pad_k, key_row, key, k_stride_row, N, D, BLOCK_D, HAS_PAD)
+    v = load_rows(v_ptr, pad_v, key_row, key, v_stride_row, N, D, BLOCK_D, HAS_PAD)
+    v = half_values(v, qkv_scale_ptr)
+    k_norm = inverse_norm(k) if COSINE else 1.0
+    in_table = (query < NP)[:, None] & (key < NP)[None, :]
+    s = scores(
+        q, q_norm, k, k_norm, scale, bias_ptr, mask_ptr, query[:, None] * NP + key[None, :],
+        in_table, COSINE, HAS_MASK, PRECISION,
+    )  # fmt: skip
+    new_max = tl.maximum(running_max, tl.max(s, 1))
+    shift = tl.where(new_max == -float("inf"), 0.0, new_max)
+    p = tl.exp2(s - shift[:, None])
+    rescale = tl.exp2(running_max - shift)
+    total = total * rescale + tl.sum(p, 1)
+    if DROPOUT:
+        p *= dropout_weights(
+            seed, window, head, query[:, None], key[None, :], drop_threshold, keep_factor
+        )
+    if chained:
+        # a sum per tile: one chain over all keys is further from the truth than eager's sums.
+        # fma, for a plain addition is taken into the product, as its first summand
+        o = tl.fma(o, rescale[:, None], tl.dot(p, v, input_precision=PRECISION))
+    else:
+        o = o * rescale[:, None]
+        p = operand(p.to(v.dtype), PRECISION)
+        o = tl.dot(p, operand(v, PRECISION), o, input_precision=PRECISION)
+    return o, new_max, total
+
+
+@triton.jit
 def _window_attention_fwd_online_kernel(
     q_ptr, k_ptr, v_ptr, out_ptr, stats_ptr, bias_ptr, mask_ptr, head_scale_ptr, pad_ptr, seed_ptr,
     scale, drop_threshold, keep_factor,
@@ -46,8 +94,10 @@ def _window_attention_fwd_online_kernel(
 ):  # fmt: skip
     """One program per (window, head, query tile); 8-bit operands and output as in forward.py."""
     launch_dependents(PDL)
-    # fp32 products are chains of fused multiply-adds, one after the other
-    chained: tl.constexpr = v_ptr.dtype.element_ty == tl.float32 and PRECISION == "ieee"
+    # keys behind the last whole tile have one of their own, where that is smaller
+    REST: tl.constexpr = N % BLOCK_K
+    HALF: tl.constexpr = 16 if REST <= 16 else BLOCK_K // 2
+    TAIL: tl.constexpr = HALF if REST > 0 and 2 * REST <= BLOCK_K else 0
     pid = tl.program_id(0)
     query_tiles: tl.constexpr = (N + BLOCK_Q - 1) // BLOCK_Q
     query = pid % query_tiles * BLOCK_Q + tl.arange(0, BLOCK_Q)
@@ -67,6 +117,7 @@ def _window_attention_fwd_online_kernel(
     value_step, output_inverse = output_steps(qkv_scale_ptr, output_scale_ptr)
     if COSINE:
         scale = tl.load(head_scale_ptr + head)
+    seed = 0
     if DROPOUT:
         seed = tl.load(seed_ptr)
 
@@ -82,43 +133,22 @@ def _window_attention_fwd_online_kernel(
     running_max = tl.full([BLOCK_Q], -float("inf"), tl.float32)
     total = tl.zeros([BLOCK_Q], tl.float32)
     o = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
-    for k_start in tl.range(0, N, BLOCK_K, num_stages=NUM_STAGES):
-        key = k_start + tl.arange(0, BLOCK_K)
-        key_row = token_rows(
-            window_row, window_col, key, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE
-        )
-        k = load_rows(
-            k_ptr, pad_ptr + (NH + head) * D, key_row, key, k_stride_row, N, D, BLOCK_D, HAS_PAD
+    for start in tl.range(0, N // BLOCK_K * BLOCK_K if TAIL else N, BLOCK_K, num_stages=NUM_STAGES):
+        o, running_max, total = _online_tile(
+            o, running_max, total, q, q_norm, query, start, scale, seed, window, head, window_row,
+            window_col, H, W, k_ptr, v_ptr, pad_ptr, k_stride_row, v_stride_row, bias_ptr,
+            mask_ptr, drop_threshold, keep_factor, qkv_scale_ptr, BLOCK_K,
+            N, NP, NH, D, BLOCK_D, WH, WW, SH, SW, PARTITIONED, HAS_PAD, COSINE, HAS_MASK, DROPOUT,
+            PRECISION, WIDE,
         )  # fmt: skip
-        v = load_rows(
-            v_ptr, pad_ptr + (2 * NH + head) * D, key_row, key, v_stride_row,
-            N, D, BLOCK_D, HAS_PAD,
+    if TAIL > 0:
+        o, running_max, total = _online_tile(
+            o, running_max, total, q, q_norm, query, N // BLOCK_K * BLOCK_K, scale, seed, window,
+            head, window_row, window_col, H, W, k_ptr, v_ptr, pad_ptr, k_stride_row, v_stride_row,
+            bias_ptr, mask_ptr, drop_threshold, keep_factor, qkv_scale_ptr, TAIL,
+            N, NP, NH, D, BLOCK_D, WH, WW, SH, SW, PARTITIONED, HAS_PAD, COSINE, HAS_MASK, DROPOUT,
+            PRECISION, WIDE,
         )  # fmt: skip
-        v = half_values(v, qkv_scale_ptr)
-        k_norm = inverse_norm(k) if COSINE else 1.0
-        in_table = (query < NP)[:, None] & (key < NP)[None, :]
-        s = scores(
-            q, q_norm, k, k_norm, scale, bias_ptr, mask_ptr, query[:, None] * NP + key[None, :],
-            in_table, COSINE, HAS_MASK, PRECISION,
-        )  # fmt: skip
-        new_max = tl.maximum(running_max, tl.max(s, 1))
-        shift = tl.where(new_max == -float("inf"), 0.0, new_max)
-        p = tl.exp2(s - shift[:, None])
-        rescale = tl.exp2(running_max - shift)
-        total = total * rescale + tl.sum(p, 1)
-        if DROPOUT:
-            p *= dropout_weights(
-                seed, window, head, query[:, None], key[None, :], drop_threshold, keep_factor
-            )
-        if chained:
-            # a sum per tile: one chain over all keys is further from the truth than eager's sums.
-            # fma, for a plain addition is taken into the product, as its first summand
-            o = tl.fma(o, rescale[:, None], tl.dot(p, v, input_precision=PRECISION))
-        else:
-            o = o * rescale[:, None]
-            p = operand(p.to(v.dtype), PRECISION)
-            o = tl.dot(p, operand(v, PRECISION), o, input_precision=PRECISION)
-        running_max = new_max
     if HAS_STATS:
         stats_head = stats_ptr + (window.to(tl.int64) * NH + head) * (2 * N)
         store_row_stats(stats_head, running_max, total, query, N, False)
