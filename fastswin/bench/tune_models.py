@@ -109,11 +109,14 @@ def tune_models(
         progress: receives readable lines.
 
     Raises:
-        ValueError: an unknown model or precision, or a table at ``out`` of another card or schema.
+        ValueError: an unknown model or precision, no worker, or a table at ``out`` of another card
+            or schema.
         RuntimeError: there is no GPU.
     """
     start = time.monotonic()
     cases = parse_models(models, batches)
+    if workers is not None and workers < 1:
+        raise ValueError(f"workers must be at least 1, got {workers}")
     target, _ = choose_device(device)
     if target.type != "cuda":
         raise RuntimeError("tuning needs an NVIDIA GPU, and PyTorch finds none")

@@ -5,14 +5,15 @@
     "qkv"  LayerNorm in the product: 8 M C bytes less
 
 The library keeps proj, fc2, merging's product and the head, which have nothing in front or behind
-that a pass is needed for.
+that a pass is needed for. The Hopper product cuts its rows off, so it needs a norm in front (V1).
 
 In fp32 chains of K multiply-adds would be outside the gate, but a product of fp32 numbers is also
 three of TF32: each operand is the sum of two TF32 numbers, and what is left out is below
 ``2**-21`` of it. Summed by tensor cores that is 1.3 to 4.5 times closer to fp64 than the library's
 fp32 (rms, K from 96 to 3,072) in half of its time; attention's, of 32 and 64 terms, have 1.25 times
 eager's error in 0.4 of the time of IEEE products (docs/performance.md, H200). An infinite or NaN
-operand gives what it gives in fp32: Triton drops the two small products where they are NaN.
+operand gives what it gives in fp32: Triton drops the two small products where they are NaN. One
+above 3.4019e38, the largest that TF32 does not round to infinity, counts as infinite.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Mapping
 import torch
 
 from fastswin._triton.device import device_capability
-from fastswin.ops.hopper_gemm.config import HopperGemmConfig
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig, why_no_hopper_gemm
 from fastswin.ops.linear.api import InputPrecision
 from fastswin.ops.linear.config import (
     GemmConfig,
@@ -41,24 +42,31 @@ Tf32Products = Mapping[
 #: First compute capabilities whose copy engine the tiles are for.
 TF32_CAPABILITIES = (9, 10)
 
-#: fc1 with GELU, rows rounded on their way through registers.
+#: fc1 with GELU, rows rounded on their way through registers; and fc1 or qkv of rows that the norm
+#: in front has rounded already, which V1 has.
 FC1_TILES = GemmConfig(128, 128, 32, num_warps=8, num_stages=3, tma=True)
+ROUNDED_TILES = HopperGemmConfig(128, 128, 32, stages=5, warps=4, bias_first=False)
 
 #: What is taken (H200, batch 32). MLP: 122, 151 and 114 us where the passes apart take 222, 287 and
-#: 144. qkv: 68 for 75; of 128 and 192 channels it is slower so. fc1 from 256 channels: 73, 41, 54,
-#: 40 and 58 for 104, 51, 70, 42 and 73, and of 128 channels, where V2's MLP would spill, 113 for
-#: 178. Rows are what was measured, or less where the tiles still fill the card twice.
+#: 144. qkv of 96 channels: 68 for 75; of 128 and 192 it is slower so. V1 from 256 channels, rows
+#: rounded by the norm: fc1 with GELU 53, 31, 42, 32 and 50 us where the library's plain product
+#: takes 56, 32, 45, 31 and 59, qkv 40, 23, 35 and 39 for 44, 31, 38 and 45 (256, 384, 512, 1,024).
+#: V2's fc1, through registers: 73, 41, 54, 40 and 58 for 104, 51, 70, 42 and 73 with GELU apart,
+#: and of 128 and 192 channels, where its MLP would spill, 113 and 52 for 178 and 77. Rows are the
+#: fewest measured.
 TF32_PRODUCTS: Tf32Products = {
     (1, "mlp", 96): (20_000, MlpConfig(128, 64, num_warps=8, num_stages=2, tma=True)),
     (1, "mlp", 128): (20_000, MlpConfig(64, 32, num_warps=4, num_stages=2, tma=True)),
     (1, "mlp", 192): (20_000, MlpConfig(64, 32, num_warps=4, num_stages=2, tma=True)),
     (2, "mlp", 96): (20_000, MlpConfig(128, 64, num_warps=8, num_stages=2, tma=True)),
-    (2, "mlp", 192): (20_000, MlpConfig(64, 32, num_warps=4, num_stages=2, tma=True)),
     (1, "qkv", 96): (20_000, LayerNormLinearConfig(64, 32, 1, num_warps=4, num_stages=3)),
-    (2, "fc1", 128): (20_000, FC1_TILES),
-    **{(version, "fc1", 256): (20_000, FC1_TILES) for version in (1, 2)},
-    **{(version, "fc1", C): (6_000, FC1_TILES) for version in (1, 2) for C in (384, 512)},
-    **{(version, "fc1", C): (1_500, FC1_TILES) for version in (1, 2) for C in (768, 1024)},
+    **{(2, "fc1", C): (20_000, FC1_TILES) for C in (128, 192, 256)},
+    **{(2, "fc1", C): (6_000, FC1_TILES) for C in (384, 512)},
+    **{(2, "fc1", C): (1_500, FC1_TILES) for C in (768, 1024)},
+    **{(1, layer, 256): (20_000, ROUNDED_TILES) for layer in ("fc1", "qkv")},
+    **{(1, "fc1", C): (1_500, ROUNDED_TILES) for C in (384, 512, 768, 1024)},
+    **{(1, "qkv", C): (6_000, ROUNDED_TILES) for C in (384, 512)},
+    **{(1, "qkv", C): (1_500, ROUNDED_TILES) for C in (768, 1024)},
 }
 
 #: Fewest values (rows x channels) of a stage whose fp32 products are three of TF32, None for none,
@@ -66,14 +74,13 @@ TF32_PRODUCTS: Tf32Products = {
 SPLIT_VALUES: int | None = 1_000_000
 SPLIT_TILES = GemmConfig(64, 64, 32, num_warps=4, num_stages=3, tma=True)
 
-#: Longest window whose attention's products are split in those stages: 97.6 us for 4,096 windows
-#: of 49 tokens and 3 heads, 259 in IEEE.
-SPLIT_WINDOW = 64
+#: Longest window whose attention's products are split in those stages: windows of 49, 64, 144 and
+#: 256 tokens take 0.40, 0.37, 0.40 and 0.34 of the time of IEEE products (H200).
+SPLIT_WINDOW = 256
 
-#: Whether the patch embedding's product, in fp32 and tf32, is three of TF32: in IEEE it spills and
-#: takes 170 us for 32 images, in tf32 there is no reason to round the input of a layer whose time
-#: is its bytes'.
-SPLIT_EMBED = False
+#: Whether the patch embedding's product, in fp32 and tf32, is three of TF32: 36 us for 32 images
+#: and 96 channels instead of 170. One of TF32 saves 5 us more and would round the model's input.
+SPLIT_EMBED = True
 
 
 def splits_fp32(M: int, C: int, hidden: int, device: torch.device) -> bool:
@@ -125,6 +132,12 @@ def choose_tf32_products(
         fewest, tiles = table.get((version, layer, C), (0, None))
         if tiles is None or fewest > M:
             return False
+        if isinstance(tiles, HopperGemmConfig):
+            columns = hidden if layer == "fc1" else 3 * C
+            missing = why_no_hopper_gemm(device, torch.float32, columns, C, tf32=True)
+            if missing is not None and layer != "fc1":
+                return False
+            tiles = FC1_TILES if missing is not None else tiles
         choice[at], launch[layer] = word, tiles
         reasons[at] = f"{word} by our kernel: a pass over fp32 values less"
         return True

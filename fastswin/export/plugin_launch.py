@@ -79,7 +79,7 @@ class AttentionLayer:
         chosen = default_config(
             self.batch * rows * cols, self.tokens, self.num_heads, self.head_dim,
             ITEMSIZE[self.dtype], self.multiprocessors or common_multiprocessors(self.capability),
-            divmod(self.capability, 10),
+            divmod(self.capability, 10), table_itemsize=ITEMSIZE[self.bias_dtype],
         )  # fmt: skip
         return dataclasses.replace(chosen, query_splits=1)
 
@@ -131,9 +131,10 @@ def compile_attention(layer: AttentionLayer) -> tuple[WindowAttentionConfig, Ptx
         ImportError, RuntimeError: as :func:`fastswin.export.ptx.compile_ptx`.
     """
     chosen = layer.default_config()
-    shallow = dataclasses.replace(chosen, heads_per_program=1, num_stages=1)
+    shallow = dataclasses.replace(chosen, heads_per_program=1, num_stages=2)
     online = dataclasses.replace(shallow, key_tiles=())
-    for config in dict.fromkeys((chosen, shallow, online)):
+    last = dataclasses.replace(online, num_stages=1)
+    for config in dict.fromkeys((chosen, shallow, online, last)):
         ptx = _compile_attention(layer, config)
         if ptx.shared_bytes <= PLAIN_SHARED_BYTES:
             return config, ptx
@@ -146,7 +147,7 @@ def compile_attention(layer: AttentionLayer) -> tuple[WindowAttentionConfig, Ptx
 def _compile_attention(layer: AttentionLayer, config: WindowAttentionConfig) -> Ptx:
     return compile_ptx(
         attention_adapter(), layer.signature(), layer.constants(config),
-        capability=layer.capability, num_warps=config.num_warps,
+        capability=layer.capability, num_warps=config.num_warps, num_stages=config.num_stages,
     )  # fmt: skip
 
 

@@ -55,6 +55,7 @@ def compile_ptx(
     *,
     capability: int,
     num_warps: int,
+    num_stages: int = 3,
 ) -> Ptx:
     """Compile a Triton kernel for one compute capability.
 
@@ -65,6 +66,7 @@ def compile_ptx(
         constants: value of every ``tl.constexpr`` parameter.
         capability: 86 for compute capability 8.6; at least 75.
         num_warps: warps per block.
+        num_stages: depth of the pipeline of loops that name none.
 
     Returns:
         The kernel with exactly the parameters of ``signature``.
@@ -94,7 +96,7 @@ def compile_ptx(
         {position[n]: [["tt.divisibility", 16]] for n, t in signature.items() if t[0] == "*"},
     )
     version = PTX_VERSION if capability < 100 else PTX_VERSION_BLACKWELL
-    options = {"num_warps": num_warps, "ptx_version": version}
+    options = {"num_warps": num_warps, "num_stages": num_stages, "ptx_version": version}
     built = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
     metadata = built.metadata
     if metadata.global_scratch_size or getattr(metadata, "profile_scratch_size", 0):

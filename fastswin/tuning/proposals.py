@@ -54,7 +54,7 @@ HOPPER_TILES = (
 )
 
 #: Tiles of queries, warps and stages for windows of more than 64 tokens whose keys are held whole.
-LONG_WINDOW_TILES = ((32, 4, 2), (32, 4, 3), (64, 4, 2), (64, 4, 3), (128, 8, 2))
+LONG_WINDOW_TILES = ((16, 1, 2), (16, 1, 3), (32, 2, 2), (32, 2, 3), (64, 4, 2), (64, 4, 3))
 
 #: More tiles than this for each multiprocessor: a larger tile reads less.
 MAX_TILES_PER_MULTIPROCESSOR = 100
@@ -184,9 +184,9 @@ def propose_window_attention(problem: KernelProblem, card: Card) -> Iterator[Win
                 blocks = cdiv(tokens, block_q)
                 if count == 1 and problem.rows * heads < 2 * card.multiprocessors:
                     yield dataclasses.replace(whole, query_splits=blocks)
-    for block_q, num_warps in ((32, 4), (64, 4), (128, 8), (128, 4)):
-        for stages in (2, 3):
-            yield WindowAttentionConfig(block_q, (), 1, num_warps, stages)
+    for block_k, stages in ((64, 2), (64, 3), (32, 2), (32, 3)):
+        yield WindowAttentionConfig(64, (), 1, 4, stages, block_k=block_k)
+    yield WindowAttentionConfig(128, (), 1, 8, 2)
 
 
 def _runs(problem: KernelProblem, card: Card) -> Iterator[WindowAttentionConfig]:

@@ -52,7 +52,7 @@ def default_for(problem: KernelProblem, card: Card) -> LaunchConfig | None:
         return default_config(
             rows, d["window_h"] * d["window_w"], d["heads"], d["head_dim"], problem.itemsize,
             card.multiprocessors, card.capability, runs=not d["cosine"],
-            tensor_cores=problem.dtype != "fp32",
+            tensor_cores=problem.dtype != "fp32", tf32=problem.dtype == "tf32",
         )  # fmt: skip
     return None
 
@@ -99,7 +99,7 @@ def why_invalid(
         if d["hidden"] % config.block_h:
             return f"block_h={config.block_h} does not divide {d['hidden']} hidden channels"
     else:
-        sides = {"block_q": config.block_q}
+        sides = {"block_q": config.block_q, "block_k": config.block_k}
         tokens = d["window_h"] * d["window_w"]
         if config.heads_per_program < 1 or d["heads"] % config.heads_per_program:
             return f"heads_per_program={config.heads_per_program} does not divide {d['heads']}"

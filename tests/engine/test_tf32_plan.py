@@ -114,6 +114,9 @@ def test_rows_that_a_product_cuts_off_are_tf32_numbers(monkeypatch):
     table = {(1, layer, 32): (1, tiles) for layer in ("fc1", "qkv")}
     monkeypatch.setattr(plan_module, "TF32_PRODUCTS", table)
     model = tiny(1, **SMALL)
+    elsewhere = make_plan(model.config, 1, model.config.image_size, CPU, TF32, "triton").stages[0]
+    assert (elsewhere.qkv, elsewhere.launch) == ("library", {"fc1": tf32.FC1_TILES})
+    monkeypatch.setattr(tf32, "why_no_hopper_gemm", lambda *_, **__: None)
     plan = make_plan(model.config, 1, model.config.image_size, CPU, TF32, "triton")
     assert [(s.qkv, s.mlp) for s in plan.stages] == [("tiled", "library"), ("library", "unfused")]
     forward = Forward(model.config, prepare(model, CPU, torch.float32, tf32=True), TF32)

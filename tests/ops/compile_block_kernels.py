@@ -59,18 +59,21 @@ def attention(
     dtype: torch.dtype,
     shifted: bool,
     *,
+    tf32: bool = False,
     split: bool = False,
+    training: bool = False,
 ) -> None:
     """Stage 1 of Swin-B (head_dim 32) with whole windows, 4 windows a side."""
     tokens = padded_tokens(window * window)
     side, heads = 4 * window, 4
-    table = torch.float32 if version == 2 or dtype == torch.float32 else torch.float16
+    table = torch.float32 if training or dtype == torch.float32 else torch.float16
+    stats = empty(16 * batch, heads, window**2, 2, dtype=torch.float32) if training else None
     shift = (window // 2,) * 2 if shifted else (0, 0)
     MODULES["window_attention"].window_attention_fwd(
         empty(batch, side, side, 3 * 32 * heads, dtype=dtype),
         empty(4 if shifted else 1, heads, tokens, tokens, dtype=table),
         vector(heads) if version == 2 else None, None, 32**-0.5, heads, (window, window), shift,
-        False, pdl=True, split=split,
+        tf32, row_stats=stats, pdl=True, split=split,
     )  # fmt: skip
 
 
@@ -190,16 +193,19 @@ def record(selection: str) -> list:
                 attention(1, window, version, half, shifted=False)
             if every or window in (7, 12):
                 attention(32, window, version, wide, shifted=True)
+        if every:
+            attention(32, 12, 2, half, shifted=True)
+            for window, version in ((12, 1), (12, 2), (16, 2), (24, 2)):
+                attention(32, window, version, half, shifted=True, training=True)
         for batch, C, side in [(b, *s) for b in (1, 32) for s in STAGES] if every else SAMPLE:
             block_gemms(batch, C, side, half)
         for C in (96, 192) if every else (96,):
             embedding(C, half)
-            if (
-                MODULES["patch_embed"].device_capability(torch.device("meta"))[0]
-                in TF32_CAPABILITIES
-            ):
+            generation = MODULES["patch_embed"].device_capability(torch.device("meta"))[0]
+            if generation in TF32_CAPABILITIES:
                 embedding(C, wide)
                 attention(32, 7 if C == 96 else 8, 1 if C == 96 else 2, wide, True, split=True)
+                attention(32, 12 if C == 96 else 16, 1 if C == 96 else 2, wide, True, tf32=True)
             tf32_products(C, 5376 // C)
         stages = ((96, 56), (128, 56), (192, 28), (256, 28), (384, 14), (512, 14), (768, 7))
         for C, side in stages if every else ((96, 56), (768, 7)):

@@ -14,7 +14,7 @@ import torch
 from fastswin import ops
 from fastswin.bench.precision import fp32_scope
 from fastswin.engine.prepare import round_to_tf32
-from fastswin.ops.hopper_gemm.config import HopperGemmConfig
+from fastswin.engine.tf32 import ROUNDED_TILES
 from fastswin.ops.linear.config import (
     GemmConfig,
     LayerNormLinearConfig,
@@ -23,6 +23,7 @@ from fastswin.ops.linear.config import (
     default_tf32_layer_norm_config,
 )
 from fastswin.ops.mlp.config import MlpConfig, default_tf32_mlp_config
+from fastswin.ops.window_attention.config import default_config as attention_config
 from fastswin.testing.tolerance import assert_close_to_oracle
 
 GPU = torch.cuda.is_available()
@@ -136,11 +137,14 @@ def test_layer_norm_writes_the_nearest_tf32_numbers(randn):
 def test_hopper_product_of_tf32_numbers(randn):
     if torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("the Hopper product needs compute capability 9.0")
-    made = {
-        "x": round_to_tf32(randn(700, 160)), "weight": randn(264, 160, spread=0.1),
-        "bias": randn(264), "activation": "gelu", "config": HopperGemmConfig(128, 128, 32, 5),
-    }  # fmt: skip
-    check(ops.linear, made, "tf32")
+    made = {"x": randn(700, 160), "weight": randn(264, 160, spread=0.1), "bias": randn(264)}
+
+    def product(x, **options):
+        if options["impl"] == "triton":  # the library rounds by itself
+            x, options["config"] = round_to_tf32(x), ROUNDED_TILES
+        return ops.linear(x, activation="gelu", **options)
+
+    check(product, made, "tf32")
 
 
 @pytest.mark.parametrize("version", [1, 2], ids="v{}".format)
@@ -201,6 +205,18 @@ def test_tiles_fit_shared_memory(capability):
         assert norm is not None
         held = norm.block_m * C * 4 + norm.num_stages * norm.block_n * C * 4
         assert held <= limit
+
+
+def test_attention_tiles_of_tensor_cores():
+    """tf32 walks over V1's windows and holds 144 keys; three products take one head a program."""
+    tiles = functools.partial(attention_config, 2048, head_dim=32, itemsize=4, multiprocessors=132)
+    assert tiles(49, 3).heads_per_program == 3  # IEEE
+    assert tiles(49, 3, tensor_cores=True).heads_per_program == 1
+    tf32 = functools.partial(tiles, tensor_cores=True, tf32=True)
+    assert tf32(49, 3, runs=True).programs > 0 == tf32(64, 3).programs
+    assert tf32(144, 4).key_tiles == (128, 16)
+    assert tf32(144, 4, capability=(8, 6)).key_tiles == tf32(256, 4).key_tiles == ()
+    assert tiles(144, 4, tensor_cores=True).key_tiles == ()
 
 
 @pytest.mark.parametrize("name", ["half", "word", "one-shot"])

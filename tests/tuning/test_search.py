@@ -238,6 +238,11 @@ def test_models_may_have_batches_of_their_own():
         parse_models(["swin_tny:8"], [1])
 
 
+def test_workers_are_counted_before_anything_starts(tmp_path):
+    with pytest.raises(ValueError, match="workers must be at least 1, got 0"):
+        tune_models(["swin_tiny_patch4_window7_224"], [1], "fp16", tmp_path / "t.json", workers=0)
+
+
 def test_tuning_without_a_gpu_says_so(tmp_path, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(RuntimeError, match="needs an NVIDIA GPU"):

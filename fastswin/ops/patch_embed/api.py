@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import get_args
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from fastswin._triton.available import (
     why_not_triton,
 )
 from fastswin._triton.tiles import MIN_DOT, split_columns
-from fastswin.ops.linear.api import InputPrecision
 
 MAX_CHANNELS = 512
 MAX_PATCH_ELEMENTS = 256
@@ -41,7 +40,7 @@ def patch_embed(
     dtype: torch.dtype | None = None,
     impl: Impl = "auto",
     pdl: bool = False,
-    input_precision: InputPrecision | None = None,
+    input_precision: Literal["tf32x3"] | None = None,
 ) -> torch.Tensor:
     """Non-overlapping patches projected to tokens, then LayerNorm: images to ``[B, H, W, C]``.
 
@@ -56,8 +55,8 @@ def patch_embed(
         impl: "auto", "triton" or "reference".
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes a
             weight.
-        input_precision: how an fp32 product is made of TF32 ones, as in :func:`fastswin.ops.linear`
-            ("tf32" rounds both operands); None multiplies in fp32.
+        input_precision: "tf32x3" makes an fp32 product of three TF32 ones, with fp32's error; None
+            multiplies in fp32.
 
     Returns:
         ``[B, ceil(h / p), ceil(w / p), C]``.
@@ -70,10 +69,8 @@ def patch_embed(
         raise ValueError(f"images must be [B, {channels}, h, w], got {tuple(images.shape)}")
     if (norm_weight is None) != (norm_bias is None):
         raise ValueError("give norm_weight and norm_bias together or not at all")
-    if input_precision not in (None, *get_args(InputPrecision)):
-        raise ValueError(
-            f"input_precision must be None, 'tf32' or 'tf32x3', got {input_precision!r}"
-        )
+    if input_precision not in (None, "tf32x3"):
+        raise ValueError(f"input_precision must be None or 'tf32x3', got {input_precision!r}")
     dtype = dtype or images.dtype
     fp32_form = input_precision if dtype == torch.float32 else None
     chosen = choose_impl(

@@ -11,7 +11,7 @@ Three kernels, a file each, of which each holds one tile and walks over the othe
 
 dkv can take dbias along (``fused``): its programs then walk over a run of windows and hold dS of
 their keys for all queries; that fits up to about 144 tokens and saves two of nine products.
-Tiles are exact: ``walked`` keys at a time, then a ``tail`` (144 = 128 + 16).
+Tiles are exact: ``walked`` keys at a time, then a ``tail`` (144 = 4 * 32 + 16).
 """
 
 from __future__ import annotations

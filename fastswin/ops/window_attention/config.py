@@ -11,8 +11,9 @@ import dataclasses
 
 from fastswin._triton.tiles import cdiv, next_power_of_2
 
-#: Longest padded row of scores that one program keeps whole: 64 x 256 fp32 in registers.
-MAX_WHOLE_ROW = 256
+#: Longest padded row of scores that one program keeps whole. 256 in registers spill 170 to 480
+#: bytes a thread, and the online form takes 0.55 to 0.9 of their time (H200).
+MAX_WHOLE_ROW = 160
 
 #: Longest window of the form that walks over windows with the bias in registers.
 MAX_RUN_WINDOW = 64
@@ -22,12 +23,11 @@ MAX_RUN_WINDOW = 64
 RUN_PROGRAMS = 396
 MIN_RUN = 16
 
+#: Fewest pairs of a window and a head that go in runs in tf32.
+MIN_TF32_RUN_PAIRS = 2048
+
 #: Key tile of the online form.
 ONLINE_BLOCK_K = 64
-
-#: Longest whole row on cards with less shared memory than a Hopper or Blackwell data-centre GPU:
-#: 64 x 256 scores take 172 KiB, the others have 64 to 163 KiB.
-MAX_WHOLE_ROW_SMALL = 160
 
 #: Bytes of one key (or value) tile that may live in shared memory beside its twin.
 MAX_KEY_TILE_BYTES = 32 * 1024
@@ -41,7 +41,7 @@ class WindowAttentionConfig:
         block_q: query rows per tile.
         key_tiles: one or two power-of-two key tiles whose sum is the padded row; () means online.
         heads_per_program: heads that one program walks over, loads pipelined across them.
-        num_warps: warps per program; 64 query rows never pay with more than 4.
+        num_warps: warps per program, one for each 16 query rows; more never paid.
         num_stages: depth of the load pipeline over key tiles (online), else over query tiles, or
             over heads where a window is one tile of queries.
         programs: where not 0, programs at most, each of which walks over windows of one kind and
@@ -93,6 +93,8 @@ def default_config(
     capability: tuple[int, int] = (9, 0),
     runs: bool = False,
     tensor_cores: bool = False,
+    table_itemsize: int = 2,
+    tf32: bool = False,
 ) -> WindowAttentionConfig:
     """Heuristic from measurements on an H100 and an H200 (docs/performance.md).
 
@@ -104,11 +106,13 @@ def default_config(
         multiprocessors, capability: of the GPU that runs it.
         runs: whether the problem may go in runs (V1, no mask, dropout, padding or 8 bits).
         tensor_cores: whether fp32 products are made of TF32 ones.
+        table_itemsize: bytes per element of the packed bias.
+        tf32: whether one of them is all there is.
     """
     tiles = key_tiles(tokens)
-    longest = MAX_WHOLE_ROW if capability[0] in (9, 10) else MAX_WHOLE_ROW_SMALL
-    if itemsize == 4:  # 144 fp32 keys take 156 KiB and spill, 256 take 272 KiB
-        longest = 64
+    longest = 64 if itemsize == 4 else MAX_WHOLE_ROW  # 144 fp32 keys take 156 KiB and spill
+    if tf32 and capability[0] in (9, 10) and windows * num_heads >= 2 * multiprocessors:
+        longest = 144  # 24.5 us on an H200 where the online form takes 34.8
     if sum(tiles) > longest:
         tiles = ()
     block_d = max(16, next_power_of_2(head_dim))
@@ -129,26 +133,49 @@ def default_config(
         programs = windows * (num_heads // candidate) * (1 if tiles else query_blocks)
         if num_heads % candidate == 0 and programs >= wanted:
             heads = candidate
-    # 4,096 windows on an H200: 58.9 us with a head a program, 60.7 with three, of three products
-    # 97.6 and 129.8; IEEE products are bound by their multiplications
+    # 6,144 pairs of 49 tokens on an H200: three TF32 products 99.8 us with a head a program, 129.6
+    # with three; in tf32 59 to 64 with either, and V2 4 % of a model less with one
     if itemsize == 4 and tensor_cores and capability >= (9, 0):
         heads = 1
     if capability < (8, 0):
         return WindowAttentionConfig(block_q, tiles, heads if tiles else 1, num_stages=1)
     if not tiles:
-        return WindowAttentionConfig(block_q, (), 1, num_warps=4, num_stages=2)
-    short = itemsize <= 2 and tokens <= MAX_RUN_WINDOW
+        # 4 to 6 % faster with a third stage where tables are fp16, as much slower where fp32
+        stages = 3 if itemsize <= 2 and table_itemsize == 2 else 2
+        return WindowAttentionConfig(block_q, (), 1, num_warps=4, num_stages=stages)
+    if tokens > MAX_RUN_WINDOW and tf32:
+        return WindowAttentionConfig(block_q, tiles, 1, num_stages=2)
+    if tokens > MAX_RUN_WINDOW:
+        return _long_whole_rows(tiles, windows * num_heads, tokens, multiprocessors)
+    short = itemsize <= 2
     if runs and short and capability >= (9, 0) and windows * num_heads >= MIN_RUN * RUN_PROGRAMS:
         return WindowAttentionConfig(block_q, tiles, heads, programs=RUN_PROGRAMS)
-    # a window of 256 and 16 heads: 128 programs of 32 queries (5.6 us on an H200) or 64 of 64 (6.0)
-    # instead of 16 of four tiles one after another
-    few = heads == 1 and windows * num_heads < 2 * multiprocessors
-    if few and query_blocks > 1 and query_blocks * windows * num_heads < multiprocessors:
-        block_q = min(block_q, 32)
-        query_blocks = cdiv(tokens, block_q)
-    splits = query_blocks if few else 1
+    # 6,144 pairs 56.4 us instead of 64.1, 2,048 pairs 23.1 instead of 24.8 (V2 takes twice as long)
+    if runs and tf32 and capability >= (9, 0) and windows * num_heads >= MIN_TF32_RUN_PAIRS:
+        return WindowAttentionConfig(block_q, tiles, 1, num_stages=2, programs=RUN_PROGRAMS)
+    few = query_blocks > 1 and heads == 1 and windows * num_heads < 2 * multiprocessors
     stages = 3 if query_blocks > 1 or (heads > 1 and short) else 2
+    splits = query_blocks if few else 1
     return WindowAttentionConfig(block_q, tiles, heads, num_stages=stages, query_splits=splits)
+
+
+def _long_whole_rows(
+    tiles: tuple[int, ...], pairs: int, tokens: int, multiprocessors: int
+) -> WindowAttentionConfig:
+    """Windows of more than one tile of queries, ``pairs`` of a window and a head.
+
+    With 144 tokens on an H200, us with 64 queries shared by three programs, with 64 and with 32
+    not shared: 64 pairs 5.1, 6.0, 8.9; 256 pairs 11.0, 9.0, 10.1; 8,192 pairs -, 210, 183.
+    """
+    if pairs >= 2 * multiprocessors:
+        return WindowAttentionConfig(32, tiles, 1, num_warps=2, num_stages=2)
+    blocks = cdiv(tokens, 64)
+    if blocks * pairs >= 2 * multiprocessors:
+        return WindowAttentionConfig(64, tiles, 1, num_warps=4, num_stages=3)
+    if blocks * pairs >= multiprocessors:
+        return WindowAttentionConfig(64, tiles, 1, num_warps=4, num_stages=3, query_splits=blocks)
+    blocks = cdiv(tokens, 32)
+    return WindowAttentionConfig(32, tiles, 1, num_warps=2, num_stages=3, query_splits=blocks)
 
 
 def num_programs(windows: int, tokens: int, num_heads: int, config: WindowAttentionConfig) -> int:

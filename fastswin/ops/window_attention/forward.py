@@ -72,9 +72,6 @@ from fastswin.ops.window_attention.tile import (
 
 Pair = tuple[int, int]
 
-#: Whether the online form is launched dependently too, where asked. Not measured yet.
-ONLINE_PDL = False
-
 
 @triton.jit
 def _window_attention_fwd_kernel(
@@ -313,7 +310,8 @@ def _launch(
             shape.windows, shape.tokens, shape.heads, shape.head_dim, q.element_size(),
             multiprocessor_count(q.device), device_capability(q.device),
             runs=in_runs and head_scale is None and dropout is None and not shape.padding_slots,
-            tensor_cores=precision != "ieee",
+            tensor_cores=precision != "ieee", table_itemsize=bias.element_size(),
+            tf32=precision == "tf32" and q.dtype == torch.float32,
         )  # fmt: skip
     if in_runs and config.programs and shape.tokens <= MAX_RUN_WINDOW:
         launch_forward_runs(
@@ -331,8 +329,8 @@ def _launch(
     kernel = (
         _window_attention_fwd_kernel if config.key_tiles else _window_attention_fwd_online_kernel
     )
-    if config.key_tiles or ONLINE_PDL:  # dropout's seed is the previous kernel's
-        constants |= pdl_options(pdl and dropout is None, device_capability(q.device))
+    # dropout's seed is the previous kernel's
+    constants |= pdl_options(pdl and dropout is None, device_capability(q.device))
     programs = num_programs(shape.windows, shape.tokens, shape.heads, config)
     check_grid(programs)
     seed, threshold, factor = dropout_arguments(dropout, bias)

@@ -11,6 +11,7 @@ import json
 
 import torch
 
+from fastswin.engine.tf32 import ROUNDED_TILES
 from fastswin.ops.hopper_gemm.config import (
     DEFAULT_BACKWARD,
     DEFAULT_CONFIG,
@@ -31,20 +32,22 @@ FORMS = {
     ("linear", DEFAULT_CONFIG),
     ("training", DEFAULT_CONFIG),
     ("backward", DEFAULT_BACKWARD),
+    ("tf32", ROUNDED_TILES),
     *((form, config) for (form, _), config in MEASURED.items()),
 }
 
 
 def launch_of(form: str, config: HopperGemmConfig) -> Launch:
     """The product as its launcher launches it."""
-    dtype = torch.float16 if form == "linear" else torch.bfloat16
+    dtypes = {"linear": torch.float16, "tf32": torch.float32}
+    dtype = dtypes.get(form, torch.bfloat16)
 
     def empty(*shape: int) -> torch.Tensor:
         return torch.empty(*shape, dtype=dtype, device="meta")
 
     bias = torch.empty(N, dtype=torch.float32, device="meta")
     with record_launches() as found:
-        if form == "linear":
+        if form in dtypes:
             out = empty(M, N)
             hopper_linear_fwd(empty(M, K), empty(N, K), bias, gelu=True, out=out, config=config)
         elif form == "training":

@@ -155,7 +155,7 @@ def test_whole_graph_compile(randn):
 @pytest.mark.parametrize(
     ("tokens", "tiles"),
     [(1, (16,)), (49, (64,)), (64, (64,)), (100, (64, 64)), (81, (64, 32)), (144, (128, 16)),
-     (196, (256,)), (256, (256,)), (289, ()), (576, ())],
+     (150, (128, 32)), (196, ()), (256, ()), (576, ())],
     ids=str,
 )  # fmt: skip
 def test_key_tiles_are_exact_powers_of_two(tokens, tiles):

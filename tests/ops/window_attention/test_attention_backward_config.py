@@ -30,9 +30,15 @@ def test_tiles_cover_every_token_once(tokens):
 
 def test_windows_of_144_take_pipelined_tiles_and_dbias_along():
     config = default_backward_config(144, 32, 2)
-    assert config.dq == TileConfig(64, 64, 16, num_warps=4, num_stages=3)
+    assert config.dq == TileConfig(64, 32, 16, num_warps=4, num_stages=3)
     assert config.dkv == TileConfig(16, 64, 16, num_warps=2, num_stages=2)
     assert config.dbias is None
+
+
+def test_a_third_stage_of_dbias_is_for_cards_with_room():
+    stages = {c: default_backward_config(576, 32, 2, c).dbias.num_stages
+              for c in ((8, 0), (8, 6), (9, 0), (10, 0), (12, 0))}  # fmt: skip
+    assert stages == {(8, 0): 2, (8, 6): 2, (9, 0): 3, (10, 0): 3, (12, 0): 2}
 
 
 def test_runs_follow_from_the_shape():

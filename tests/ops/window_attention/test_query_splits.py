@@ -24,7 +24,7 @@ from fastswin.ops.window_attention.packing import pack_bias, pack_head_scale
         ("cpu", (3, 6), 2, True),
         *(
             pytest.param("cuda", window, splits, cosine, marks=pytest.mark.gpu)
-            for window, splits in (((9, 8), 2), ((12, 12), 3), ((16, 16), 16))
+            for window, splits in (((9, 8), 2), ((12, 12), 3), ((10, 15), 10))
             for cosine in (False, True)
         ),
     ],
@@ -54,13 +54,33 @@ def test_shared_queries_change_no_bit(device, window, splits, cosine):
     assert torch.equal(stats[0], stats[1])
 
 
-def test_few_windows_share_their_queries_and_many_do_not():
-    few = default_config(1, 256, 16, 32, 2, 132)
-    assert (few.block_q, few.query_splits, num_programs(1, 256, 16, few)) == (32, 8, 128)
-    wide = default_config(4, 256, 16, 32, 2, 132)
-    assert (wide.block_q, wide.query_splits, num_programs(4, 256, 16, wide)) == (64, 4, 256)
-    assert default_config(4, 144, 16, 32, 2, 132).query_splits == 3
-    assert default_config(64, 256, 4, 32, 2, 132).query_splits == 4
-    assert default_config(66, 256, 4, 32, 2, 132).query_splits == 1
+@pytest.mark.parametrize(
+    ("windows", "heads", "config"),
+    [
+        (1, 16, (32, 2, 3, 5)),  # queries, warps, stages, programs of a window and head
+        (4, 16, (64, 4, 3, 3)),
+        (4, 24, (64, 4, 3, 1)),
+        (64, 4, (64, 4, 3, 1)),
+        (66, 4, (32, 2, 2, 1)),
+        (2048, 4, (32, 2, 2, 1)),
+    ],
+)
+def test_windows_of_144_by_how_many_there_are(windows, heads, config):
+    """From 132 multiprocessors: a window in one program only where there are many of them."""
+    found = default_config(windows, 144, heads, 32, 2, 132)
+    assert (found.block_q, found.num_warps, found.num_stages, found.query_splits) == config
+    assert found.heads_per_program == 1
+    assert found.key_tiles == (128, 16)
+    programs = num_programs(windows, 144, heads, found)
+    assert programs == windows * heads * config[3]
+
+
+@pytest.mark.parametrize("tokens", [196, 256, 576])
+def test_longer_windows_walk_over_keys_and_pipeline_what_fits(tokens):
+    for windows in (1, 512):
+        found = default_config(windows, tokens, 4, 32, 2, 132)
+        assert (found.block_q, found.key_tiles, found.query_splits) == (64, (), 1)
+        assert (found.block_k, found.num_stages) == (64, 3)
+    assert default_config(1, tokens, 4, 32, 2, 132, table_itemsize=4).num_stages == 2
+    assert default_config(1, tokens, 4, 32, 4, 132).num_stages == 2
     assert default_config(1, 49, 24, 32, 2, 132).query_splits == 1
-    assert default_config(1, 576, 16, 32, 2, 132).query_splits == 1
