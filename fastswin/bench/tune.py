@@ -166,6 +166,9 @@ class Tuner:
     ) -> None:
         """Write what whole models made of units, and their times; rows without a unit gain nothing.
 
+        Models that the table knows from earlier runs keep their say: what they lost with does not
+        answer, what they gained with does unless these lost with it.
+
         Args:
             verdicts: of everything that was proposed.
             comparisons: of every model and batch.
@@ -179,17 +182,25 @@ class Tuner:
             if isinstance(unit.problem, LayerProblem):
                 forms.setdefault(unit.problem, {})[unit.form] = verdict
         version = minor_version(self.triton)
+        now = {(c.model, c.batch, precision) for c in comparisons}
+        earlier = {(m["model"], m["batch"], m["dtype"]) for m in self.document["models"]} - now
+
+        def with_earlier(row: Row, verdict: str) -> str:
+            kept = row["verdict"] in ("gain", "loss") and bool(earlier)
+            return verdict_of([row["verdict"], verdict]) if kept else verdict
+
         for row in self.document["configs"]:
             if row["triton"] == version and kernel_of(row) in self._asked:
-                verdict = verdict_of(tiles.get(kernel_of(row), ["none"]))
+                verdict = with_earlier(row, verdict_of(tiles.get(kernel_of(row), ["none"])))
                 row["verdict"] = "none" if is_default(row) else verdict
         for row in self.document["choices"]:
             if row["triton"] == version and layer_of(row) in self._asked:
                 said = forms.get(layer_of(row), {})
                 gained = [form for form, verdict in said.items() if verdict == "gain"]
-                if gained:
-                    row["choice"] = gained[0]
-                row["verdict"] = "gain" if gained else verdict_of(said.values() or ["none"])
+                if gained and row["choice"] not in gained:
+                    row |= {"choice": gained[0], "verdict": "gain"}
+                else:
+                    row["verdict"] = with_earlier(row, said.get(row["choice"], "none"))
         models = {(m["model"], m["batch"], m["dtype"]): m for m in self.document["models"]}
         for c in comparisons:
             models.pop((c.model, c.batch, precision), None)

@@ -257,7 +257,7 @@ def test_a_model_is_tuned_on_the_card_and_gets_no_slower(tmp_path):
     Batch 8, for at batch 1 all stages of Swin-T have few rows and nothing is searched.
     """
     path, name = tmp_path / "table.json", "swin_tiny_patch4_window7_224"
-    result, (compared,) = tune_models([name], [8], "fp16", path, deadline_s=240.0)
+    result, (compared,) = tune_models([name], [8], "fp16", path, workers=12, deadline_s=90.0)
     assert result.left == 0
     assert result.tuned > 15
     assert not [line for line in result.rejected if "differ from run to run" in line]

@@ -244,6 +244,25 @@ def test_verdicts_and_times_are_written_into_the_table(tuner):
     assert (model["model"], model["batch"], model["heuristic_ms"]) == (NAME, 32, 1.1344)
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "after"),
+    [("gain", "none", "gain"), ("gain", "loss", "loss"), ("loss", "gain", "loss"),
+     ("untried", "none", "none"), ("none", "gain", "gain")],
+    ids=lambda word: word,
+)  # fmt: skip
+def test_models_of_earlier_runs_keep_their_say(tuner, before, now, after):
+    row = next(r for r in tuner.document["choices"] if r["shape"]["C"] == 384)
+    row["verdict"] = before
+    compared = [Comparison(NAME, 32, 1.1, 1.0, 0.001, units=1)]
+    tuner.document["models"] = [{"model": NAME, "batch": 32, "dtype": "fp16"}]
+    tuner.decide({qkv_units(2)[0]: now}, compared, "fp16")
+    assert row["verdict"] == now  # nobody else has said anything
+    row["verdict"] = before
+    tuner.document["models"].append({"model": "swin_other", "batch": 32, "dtype": "fp16"})
+    tuner.decide({qkv_units(2)[0]: now}, compared, "fp16")
+    assert row["verdict"] == after
+
+
 def test_rows_that_repeat_the_heuristics_tiles_do_not_answer(tuner):
     unit = qkv_units(2)[0]
     (row,) = [r for r in tuner.document["configs"] if r["rows"] == 6272 and r["op"] == "linear"
