@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import functools
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 
 from fastswin.bench.call_cost import call_bytes, call_flops
+from fastswin.bench.captured import captured_candidate
 from fastswin.bench.failures import describe
 from fastswin.bench.problems import Problem, seeded_images
 from fastswin.bench.record import device_name
@@ -36,6 +38,9 @@ from fastswin.models import SwinTransformer, find_variant
 
 #: Discarded calls of each kind; the forward pass itself has run before.
 WARMUP_CALLS = 10
+
+#: Calls in the graph that a loop replays on a GPU: the host takes longer than most of them.
+LOOP_CALLS = 20
 
 Method = Literal["auto", "trace", "loop"]
 
@@ -185,18 +190,23 @@ def _time(
             note = describe(error).message
             if method == "trace":
                 raise RuntimeError(f"no trace: {note}") from error
-    candidates = [
-        Candidate(str(index), call.run, capturable=True, peak_mib=0.0)
-        for index, call in enumerate(calls)
-    ]
+    captured = LOOP_CALLS if device.type == "cuda" else 0
+    candidates = []
+    for index, call in enumerate(calls):
+        candidate = captured_candidate(str(index), functools.partial(_runs, call), captured)
+        candidates.append(dataclasses.replace(candidate, peak_mib=0.0))
     results = measure(candidates, make_clock(device), seconds=seconds, warmup=WARMUP_CALLS)
     times_us: list[float] = []
     for call, candidate in zip(calls, candidates, strict=True):
         result = results[candidate.name]
         if not isinstance(result, Timing):
             raise RuntimeError(f"{call.layer} ({call.name}): {result.message}")
-        times_us.append(result.median_ms * 1e3)
+        times_us.append(result.median_ms * 1e3 / max(captured, 1))
     return times_us, [()] * len(calls), "loop", note
+
+
+def _runs(call: Call) -> Callable[[], object]:
+    return call.run
 
 
 def _rows(

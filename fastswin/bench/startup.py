@@ -53,6 +53,9 @@ MODELS = ("swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224")
 
 WARM_STARTS = 3
 
+#: Parts of a start, in the order of time.
+PARTS = ("import", "load", "first_call")
+
 #: Longest that one start may take, in s.
 TIMEOUT_S = 300.0
 
@@ -122,9 +125,9 @@ def run_startup(
                     wrong.append(f"{name}: {error}")
                     continue
                 for record in found:
-                    progress(f"{record['case']} {variant}: {record['median_ms'] / 1e3:.2f} s")
+                    progress(_line(record))
                 records += [stamp(info, record) for record in found]
-        save_records(path, info, records)
+                save_records(path, info, records)  # the next start may be one too many
     return StartupResult(tuple(records), path, tuple(wrong))
 
 
@@ -216,6 +219,11 @@ def _record(
         "cpu_cores": os.cpu_count(),
         **{key: round_significant(value) for key, value in medians.items()},
     }
+
+
+def _line(record: Record) -> str:
+    seconds = ", ".join(f"{part} {record[f'{part}_s']:.2f}" for part in PARTS)
+    return f"{record['case']} {record['variant']}: {record['median_ms'] / 1e3:.2f} s ({seconds})"
 
 
 def startup_problems(
