@@ -242,11 +242,11 @@ def startup_command(
     else:
         print_table(
             "from starting Python to the first logits",
-            ("case", "dtype", "batch", "variant", "s", "import s", "load s", "first call s"),
+            ("case", "dtype", "batch", "variant", "s", *(f"{part} s" for part in startup.PARTS)),
             [
                 (
                     r["case"], r["dtype"], r["batch"], r["variant"], f"{r['median_ms'] / 1e3:.2f}",
-                    *(f"{r[part]:.2f}" for part in ("import_s", "load_s", "first_call_s")),
+                    *(f"{r[f'{part}_s']:.2f}" for part in startup.PARTS),
                 )
                 for r in result.records
             ],
