@@ -29,6 +29,10 @@ class Card:
 #: Shared memory that a program may use on every supported card, where torch does not tell.
 SHARED_BYTES_EVERYWHERE = 65536
 
+#: Cards without a table of their own, and whose serves them: the same multiprocessors in the same
+#: number, with the same shared memory, beside another memory (3.0 and 4.25 TB/s).
+SIBLINGS = {"NVIDIA H100 80GB HBM3": "NVIDIA H200"}
+
 #: What plans and tests assume where there is no GPU, as multiprocessor_count does.
 H100 = Card("NVIDIA H100 80GB HBM3", 132, (9, 0), 232448)
 

@@ -12,12 +12,13 @@ through the same instructions, and the tuner has compiled and checked the twin (
 from __future__ import annotations
 
 import bisect
+import dataclasses
 import os
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from fastswin.tuning.card import Card
+from fastswin.tuning.card import SIBLINGS, Card
 from fastswin.tuning.document import (
     ANSWERING,
     VERDICTS,
@@ -161,7 +162,8 @@ def find_table(source: str | os.PathLike, card: Card) -> tuple[TuningTable | Non
     """The table that an engine asks, and a line about it for its report.
 
     Args:
-        source: "auto" for the shipped table of this card, "off" for none, or a path.
+        source: "auto" for the shipped table of this card or else of its sibling (card.py), "off"
+            for none, or a path.
         card: the GPU.
 
     Raises:
@@ -172,13 +174,22 @@ def find_table(source: str | os.PathLike, card: Card) -> tuple[TuningTable | Non
     if source == "off":
         return None, "off"
     automatic = source == "auto"
-    path = SHIPPED / f"{card_slug(card.name)}.json" if automatic else Path(source)
-    if automatic and not path.exists():
-        return None, f"no table ships for {card.name}"
+    path, measured, note = Path(source), card, ""
+    if automatic:
+        path = _shipped_path(card.name)
+        if not path.exists() and (sibling := SIBLINGS.get(card.name)):
+            path, measured = _shipped_path(sibling), dataclasses.replace(card, name=sibling)
+            note = f"; measured on {sibling}, which has this card's multiprocessors"
+        if not path.exists():
+            return None, f"no table ships for {card.name}"
     try:
-        table = TuningTable(read_document(path), card, triton_version(), path.name)
+        table = TuningTable(read_document(path), measured, triton_version(), path.name)
     except TableRefusedError as error:
         if not automatic:
             raise
         return None, f"refused: {error}"
-    return table, table.describe()
+    return table, table.describe() + note
+
+
+def _shipped_path(name: str) -> Path:
+    return SHIPPED / f"{card_slug(name)}.json"

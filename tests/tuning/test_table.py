@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import dataclasses
 import itertools
 import json
 
@@ -244,6 +245,25 @@ def test_a_shipped_table_of_another_schema_is_passed_over(card, tmp_path, monkey
     table, line = find_table("auto", card)
     assert table is not None
     assert line == "test-card-8gb.json, 0 rows"
+
+
+def test_a_card_without_a_table_takes_its_siblings_and_says_so(card, tmp_path, monkeypatch):
+    from fastswin.tuning import table as module
+
+    monkeypatch.setattr(module, "SHIPPED", tmp_path)
+    monkeypatch.setattr(module, "SIBLINGS", {card.name: "Test Card 16GB"})
+    document = empty_document(dataclasses.replace(card, name="Test Card 16GB"))
+    path = tmp_path / "test-card-16gb.json"
+    assert find_table("auto", card) == (None, "no table ships for Test Card 8GB")
+    path.write_text(format_document(document), encoding="utf-8")
+    table, line = find_table("auto", card)
+    assert table is not None
+    assert line.endswith("measured on Test Card 16GB, which has this card's multiprocessors")
+    with pytest.raises(TableRefusedError, match="was measured on Test Card 16GB"):
+        find_table(path, card)  # one that is named has to be the card's own
+    own = tmp_path / "test-card-8gb.json"
+    own.write_text(format_document(empty_document(card)), encoding="utf-8")
+    assert find_table("auto", card)[1] == "test-card-8gb.json, 0 rows"
 
 
 def test_rows_that_no_model_gained_from_do_not_answer(card):
