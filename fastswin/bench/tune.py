@@ -30,11 +30,11 @@ from fastswin.bench.tune_units import (
     Problem,
     Times,
     Unit,
-    is_default,
     kernel_of,
     layer_of,
     stage_problems,
 )
+from fastswin.bench.tune_verdicts import write_verdicts
 from fastswin.data.atomic import write_text
 from fastswin.engine.plan import ModelPlan
 from fastswin.models.config import SwinConfig
@@ -50,7 +50,6 @@ from fastswin.tuning.document import (
     read_document,
 )
 from fastswin.tuning.layers import LayerProblem
-from fastswin.tuning.merge import verdict_of
 from fastswin.tuning.problem import (
     CONFIG_TYPES,
     KernelProblem,
@@ -166,55 +165,14 @@ class Tuner:
     ) -> None:
         """Write what whole models made of units, and their times; rows without a unit gain nothing.
 
-        Models that the table knows from earlier runs keep their say: what they lost with does not
-        answer, what they gained with does unless these lost with it.
-
         Args:
             verdicts: of everything that was proposed.
             comparisons: of every model and batch.
             precision: of the models.
         """
-        tiles: dict[KernelProblem, list[str]] = {}
-        forms: dict[LayerProblem, dict[str, str]] = {}
-        for unit, verdict in verdicts.items():
-            for kernel in unit.kernels():
-                tiles.setdefault(kernel, []).append(verdict)
-            if isinstance(unit.problem, LayerProblem):
-                forms.setdefault(unit.problem, {})[unit.form] = verdict
-        version = minor_version(self.triton)
-        now = {(c.model, c.batch, precision) for c in comparisons}
-        earlier = {(m["model"], m["batch"], m["dtype"]) for m in self.document["models"]} - now
-
-        def with_earlier(row: Row, verdict: str) -> str:
-            kept = row["verdict"] in ("gain", "loss") and bool(earlier)
-            return verdict_of([row["verdict"], verdict]) if kept else verdict
-
-        for row in self.document["configs"]:
-            if row["triton"] == version and kernel_of(row) in self._asked:
-                verdict = with_earlier(row, verdict_of(tiles.get(kernel_of(row), ["none"])))
-                row["verdict"] = "none" if is_default(row) else verdict
-        for row in self.document["choices"]:
-            if row["triton"] == version and layer_of(row) in self._asked:
-                said = forms.get(layer_of(row), {})
-                gained = [form for form, verdict in said.items() if verdict == "gain"]
-                if gained and row["choice"] not in gained:
-                    row |= {"choice": gained[0], "verdict": "gain"}
-                else:
-                    row["verdict"] = with_earlier(row, said.get(row["choice"], "none"))
-        models = {(m["model"], m["batch"], m["dtype"]): m for m in self.document["models"]}
-        for c in comparisons:
-            models.pop((c.model, c.batch, precision), None)
-            if c.heuristic_ms is not None and c.tuned_ms is not None:
-                models[c.model, c.batch, precision] = {
-                    "model": c.model,
-                    "batch": c.batch,
-                    "dtype": precision,
-                    "triton": version,
-                    "heuristic_ms": round(c.heuristic_ms, 4),
-                    "tuned_ms": round(c.tuned_ms, 4),
-                    "units": c.units,
-                }
-        self.document["models"] = [models[key] for key in sorted(models)]
+        write_verdicts(
+            self.document, self._asked, verdicts, comparisons, precision, minor_version(self.triton)
+        )
         self._save()
 
     def check_twins(self, deadline: float) -> None:
