@@ -23,7 +23,12 @@ from fastswin.ops.window_attention.config import (
     tile_constants,
 )
 from fastswin.ops.window_attention.geometry import num_windows
-from fastswin.ops.window_attention.launch import AttentionShape, output_strides, qkv_strides
+from fastswin.ops.window_attention.launch import (
+    AttentionShape,
+    output_strides,
+    products_form,
+    qkv_strides,
+)
 
 Pair = tuple[int, int]
 
@@ -90,7 +95,8 @@ class AttentionLayer:
             self.head_dim, self.window_size, self.shift_size, partitioned=False,
         )  # fmt: skip
         table = torch.empty(padded_tokens(self.tokens), device="meta")
-        constants = shape.constants(table, False, [*qkv_strides(shape), output_strides(shape)]) | {
+        strides = [*qkv_strides(shape), output_strides(shape)]
+        constants = shape.constants(table, products_form(tf32=False), strides) | {
             "COSINE": self.cosine, "HAS_MASK": False, "HAS_STATS": False, "DROPOUT": False,
             "HAS_PAD": not self.fixed_map or shape.padding_slots > 0,
             "K1": 0, "K2": 0, "HEADS": 1, "BLOCK_K": 0, **tile_constants(config),

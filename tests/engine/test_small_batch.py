@@ -124,9 +124,7 @@ def test_only_small_stages_change_and_only_on_request_without_hopper():
 def test_layers_that_measured_tiles_change_at_batch_1(name, norm2, one_shot):
     """Swin-L's stage 3 has Swin-T's last channels in four times the rows: its proj stays."""
     config = find_variant(name)
-    plan = make_plan(
-        config, 1, config.image_size, CPU, HALF, "triton", None, True
-    )  # fmt: skip
+    plan = make_plan(config, 1, config.image_size, CPU, HALF, "triton", None, True)
     assert [s.norm2 for s in plan.stages] == norm2
     kinds = [{k for k, t in s.launch.items() if isinstance(t, OneShotConfig)} for s in plan.stages]
     assert kinds == one_shot

@@ -12,6 +12,7 @@ from fastswin.ops.window_attention.launch import (
     Dropout,
     Strides,
     dropout_arguments,
+    products_form,
 )
 from fastswin.ops.window_attention.packing import LOG2_E
 
@@ -77,7 +78,7 @@ class BackwardProblem:
 
     @property
     def constants(self) -> dict[str, Any]:
-        return self.shape.constants(self.bias, self.tf32, self.strides) | {
+        return self.shape.constants(self.bias, products_form(self.tf32), self.strides) | {
             "COSINE": self.head_scale is not None,
             "HAS_MASK": self.mask is not None,
             "DROPOUT": self.dropout is not None,

@@ -56,13 +56,13 @@ class AttentionShape:
         return padded[0] * padded[1] - real[0] * real[1]
 
     def constants(
-        self, bias: torch.Tensor, products: bool | str, strides: list[Strides]
+        self, bias: torch.Tensor, products: str, strides: list[Strides]
     ) -> dict[str, Any]:
         """Compile-time constants of every kernel.
 
         Args:
             bias: the packed table.
-            products: of fp32 operands: a word of :func:`products_form`, or whether they are tf32.
+            products: of fp32 operands, a word of :func:`products_form`.
             strides: (image, row, head) of each tensor that rows are read from or written to.
         """
         rows = self.map_size[0] * self.map_size[1]
@@ -74,8 +74,7 @@ class AttentionShape:
             "WH": self.window_size[0], "WW": self.window_size[1],
             "SH": self.shift_size[0], "SW": self.shift_size[1],
             "PARTITIONED": self.partitioned, "HAS_PAD": self.padding_slots > 0,
-            "PRECISION": products if isinstance(products, str) else products_form(products),
-            "WIDE": wide,
+            "PRECISION": products, "WIDE": wide,
         }  # fmt: skip
 
 
