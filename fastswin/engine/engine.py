@@ -37,7 +37,7 @@ from fastswin.engine.quantized.mix import MIXES, Mix
 from fastswin.engine.report import EngineReport
 from fastswin.engine.source import make_loader
 from fastswin.engine.tuned import tuned_gain
-from fastswin.engine.warmup import compile_calls
+from fastswin.engine.warmup import begin_hashing_compiler, compile_calls
 from fastswin.models.config import SwinConfig
 from fastswin.models.swin import SwinTransformer, check_images
 from fastswin.quant.ranges import Calibration
@@ -117,7 +117,9 @@ class Engine:
                 f"{precision!r}"
             )
         self._backends = BackendSelector(backend, self.device, self._precision, impl)
-        choose_impl(impl, "Engine", [why_not_triton(self.device, self._precision.dtype)])
+        blockers = [why_not_triton(self.device, self._precision.dtype)]
+        if choose_impl(impl, "Engine", blockers) == "triton":
+            begin_hashing_compiler()
         self._table, self._tuning = find_device_table(tuning, self.device)
         if self._table is not None and self._precision.quantized:
             self._table, self._tuning = None, "off: tables were measured without 8-bit layers"

@@ -11,6 +11,7 @@ kernel that is in Triton's cache on disk only has to be loaded.
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Hashable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
@@ -43,6 +44,18 @@ def kernel_calls(
     # attention and the MLP take longest to compile: started last, they would be waited for
     slow = ("stage", "attention", "mlp")
     return sorted(found, key=lambda call: call.layer not in slow)
+
+
+def begin_hashing_compiler() -> None:
+    """Let Triton hash its own library (0.3 s), part of every cache key, while weights are read.
+
+    It keeps the hash; where it does not know the function (private, Triton 3.4 to 3.8 have it) the
+    first compilation computes it as before.
+    """
+    from triton.runtime import cache
+
+    if triton_key := getattr(cache, "triton_key", None):
+        threading.Thread(target=triton_key, name="fastswin-triton-key", daemon=True).start()
 
 
 def compile_calls(calls: Sequence[Call], device: torch.device, threads: int | None = None) -> None:

@@ -60,7 +60,7 @@ class WindowAttention(nn.Module):
         if config.version == 1:
             rows = (2 * self.window_size[0] - 1) * (2 * self.window_size[1] - 1)
             self.relative_position_bias_table = nn.Parameter(torch.zeros(rows, heads))
-            nn.init.trunc_normal_(self.relative_position_bias_table, std=0.02)
+            _init_truncated_normal(self.relative_position_bias_table)
             self.qkv = nn.Linear(dim, 3 * dim, bias=config.qkv_bias)
         else:
             self.logit_scale = nn.Parameter(torch.full((heads, 1, 1), math.log(10.0)))
@@ -208,7 +208,7 @@ class SwinTransformer(nn.Module):
         if config.absolute_position_embedding:
             H, W = config.map_size(0)
             self.absolute_pos_embed = nn.Parameter(torch.zeros(1, H * W, config.embed_dim))
-            nn.init.trunc_normal_(self.absolute_pos_embed, std=0.02)
+            _init_truncated_normal(self.absolute_pos_embed)
         self.pos_drop = nn.Dropout(config.drop_rate)
         last_block = max(sum(config.depths) - 1, 1)  # plain numbers: the meta device has no values
         rates = [config.drop_path_rate * i / last_block for i in range(sum(config.depths))]
@@ -304,9 +304,19 @@ def gather_neighbours(x: torch.Tensor) -> torch.Tensor:
     )
 
 
+def _init_truncated_normal(weight: torch.Tensor) -> None:
+    """The official initialisation of matrices and tables; nothing on the meta device.
+
+    A model that is about to receive weights is built there. It has no values, but torch 2.11 takes
+    its erfinv from a decomposition, for which it imports its compiler: 2 to 4 s of a start.
+    """
+    if not weight.is_meta:
+        nn.init.trunc_normal_(weight, std=0.02)
+
+
 def _init_linear(module: nn.Module) -> None:
     """The official initialisation of linear layers."""
     if isinstance(module, nn.Linear):
-        nn.init.trunc_normal_(module.weight, std=0.02)
+        _init_truncated_normal(module.weight)
         if module.bias is not None:
             nn.init.zeros_(module.bias)

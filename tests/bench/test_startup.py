@@ -68,6 +68,16 @@ def test_every_start_has_cache_folders_of_its_own_and_warm_ones_share_them(tmp_p
     assert medians["fastswin", "small, warm cache"] == 6000.0
 
 
+@pytest.mark.parametrize("installed", [True, False])
+def test_bytecode_is_cached_where_the_installation_has_none(tmp_path, monkeypatch, installed):
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    monkeypatch.setattr(startup, "bytecode_installed", lambda: installed)
+    environment = startup.make_environment(tmp_path)
+    prefix = None if installed else str(tmp_path / "bytecode")
+    assert environment.get("PYTHONPYCACHEPREFIX") == prefix
+    assert ("PYTHONDONTWRITEBYTECODE" in environment) == installed
+
+
 def test_a_start_that_fails_is_named_and_leaves_no_record(tmp_path, monkeypatch):
     def fail(*_):
         raise RuntimeError("wrong logits: 3 logits are NaN or infinite")

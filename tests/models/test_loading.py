@@ -3,13 +3,25 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import pytest
 import torch
 from swin_references import images_of, logits, our_model
 
-from fastswin.models import CheckpointError, SwinTransformer, load_checkpoint, save_checkpoint
+from fastswin.models import (
+    CheckpointError,
+    SwinConfig,
+    SwinTransformer,
+    find_variant,
+    load_checkpoint,
+    save_checkpoint,
+)
 from fastswin.models.checkpoint import read_checkpoint
+
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -299,3 +311,33 @@ def test_loaded_model_is_ours_and_trainable(state):
     assert type(loaded.model) is SwinTransformer
     assert not loaded.model.training
     assert all(p.requires_grad for p in loaded.model.parameters())
+
+
+@pytest.mark.parametrize("name", ["swin_tiny_patch4_window7_224", "swinv2_tiny_window8_256"])
+def test_a_model_without_values_is_not_initialised(name, monkeypatch):
+    """On the meta device torch 2.11 imports its compiler (2 to 4 s) to draw no numbers."""
+    drawn = []
+    monkeypatch.setattr(torch.nn.init, "trunc_normal_", lambda weight, std: drawn.append(weight))
+    with torch.device("meta"):
+        assert SwinTransformer(find_variant(name)).head.weight.is_meta
+    assert drawn == []
+    model = SwinTransformer(find_variant(name).replace(depths=(1,), num_heads=(1,), embed_dim=32))
+    linear = [m.weight for m in model.modules() if isinstance(m, torch.nn.Linear)]
+    assert {id(weight) for weight in linear} <= {id(weight) for weight in drawn}
+
+
+def test_loading_a_checkpoint_imports_no_compiler(tmp_path):
+    path = tmp_path / "small.safetensors"
+    config = SwinConfig(
+        image_size=(16, 16), embed_dim=16, depths=(1,), num_heads=(1,), window_size=2
+    )  # fmt: skip
+    save_checkpoint(SwinTransformer(config), path)
+    code = (
+        "import sys; from fastswin import Engine\n"
+        f"Engine({str(path)!r}, 'fp32', device='cpu', backend='torch')\n"
+        "print('torch._dynamo' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )  # fmt: skip
+    assert done.stdout.split() == ["False"]
