@@ -69,17 +69,6 @@ def _fused_attention(call: Call) -> int:
     return 2 * x.numel() * outputs + _window_products(call, C)
 
 
-def _whole_block(call: Call) -> int:
-    """Projections and the MLP of all tokens, and attention."""
-    x = call.args[0]
-    products = sum(a.numel() for a in call.args[1:] if isinstance(a, torch.Tensor) and _wide(a, x))
-    return 2 * (x.numel() // x.shape[3]) * products + _window_products(call, x.shape[3])
-
-
-def _wide(weight: torch.Tensor, x: torch.Tensor) -> bool:
-    return weight.ndim == 2 and weight.dtype == x.dtype
-
-
 _FLOPS: dict[str, Callable[[Call], int]] = {
     "linear": _linear,
     "addmm": _addmm,
@@ -88,6 +77,5 @@ _FLOPS: dict[str, Callable[[Call], int]] = {
     "packed_window_attention": _attention,
     "packed_attention_half": _fused_attention,
     "packed_heads_attention": _fused_attention,
-    "packed_swin_block": _whole_block,
     "window_attention_ref": _attention,
 }

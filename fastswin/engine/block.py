@@ -85,10 +85,6 @@ class BlockForward:
         table = block.bias_table(shift, self.precision.dtype)
         geometry = (block.scale, stage.num_heads, stage.window_size, shift)
         norm, config = block.norm1, stage.launch.get("attention")
-        if stage.mlp == "inside":
-            self.join(x, unjoined, stage)
-            self._whole_block(x, block, table, geometry, config, pdl=stage.pdl)
-            return None
         if stage.proj == "inside":
             self.join(x, unjoined, stage)
             self.ops.packed_attention_half(
@@ -107,27 +103,6 @@ class BlockForward:
             block.pad_qkv, *geometry, eps, config, pdl=stage.pdl,
         )  # fmt: skip
         return self.project_back(x, attended, block, stage)
-
-    def _whole_block(
-        self,
-        x: torch.Tensor,
-        block: PreparedBlock,
-        table: torch.Tensor,
-        geometry: tuple,
-        config: Any,
-        *,
-        pdl: bool,
-    ) -> None:
-        """Both halves onto the stream in place; :meth:`mlp_half` has nothing left to do."""
-        fc1, fc2 = block.fc1, block.fc2
-        norms: list[Offset] = []
-        for norm in (block.norm1, block.norm2):
-            norms += [None, None] if norm is None else [norm.weight, norm.bias]
-        self.ops.packed_swin_block(
-            x, block.qkv.weight, block.qkv.bias, table, block.head_scale, block.pad_qkv,
-            block.proj.weight, block.proj.bias, fc1.weight, fc1.bias, fc2.weight, fc2.bias,
-            *norms, *geometry, self.eps, config, out=x, pdl=pdl,
-        )  # fmt: skip
 
     def project_qkv(
         self,
@@ -233,8 +208,6 @@ class BlockForward:
             What the stream lacks, for :meth:`attention_half` or :meth:`join`; mostly None.
         """
         fc1, fc2, norm = block.fc1, block.fc2, block.norm2
-        if stage.mlp == "inside":
-            return None
         if stage.mlp == "fused":
             assert fc1.bias is not None  # Mlp always has both
             assert fc2.bias is not None

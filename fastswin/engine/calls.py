@@ -77,7 +77,7 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 _SAME_SHAPE = (
     operators.layer_norm, operators.layer_norm_per_token, operators.mlp, operators.quantize,
     operators.quantize_per_token, operators.quantized_mlp, operators.packed_attention_half,
-    operators.packed_heads_attention, operators.packed_swin_block,
+    operators.packed_heads_attention,
 )  # fmt: skip
 
 #: Layer of an operator whose weight does not say it.
@@ -85,7 +85,6 @@ _LAYERS = {
     "packed_window_attention": "attention",
     "packed_attention_half": "attention",
     "packed_heads_attention": "attention",
-    "packed_swin_block": "block",
     "window_attention_ref": "attention",
     "quantized_window_attention_ref": "attention",
     "layer_norm_per_token": "norm",
@@ -106,14 +105,12 @@ _LAYERS = {
 
 
 #: Operators that read the weights of several layers.
-_SEVERAL_LAYERS = (
-    "mlp", "quantized_mlp", "packed_attention_half", "packed_heads_attention", "packed_swin_block",
-)  # fmt: skip
+_SEVERAL_LAYERS = ("mlp", "quantized_mlp", "packed_attention_half", "packed_heads_attention")
 
 #: Operators without ``impl=``: kernels in any case.
 _ALWAYS_KERNELS = (
     operators.packed_window_attention, operators.packed_attention_half,
-    operators.packed_heads_attention, operators.packed_swin_block,
+    operators.packed_heads_attention,
 )  # fmt: skip
 
 

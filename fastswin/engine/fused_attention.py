@@ -1,19 +1,17 @@
-"""Which stages run LayerNorm, qkv and attention as one kernel, or more of a block with them.
+"""Which stages run LayerNorm, qkv and attention as one kernel (ops/attention_half), in which form.
 
-    "heads"   one program per window and head, proj behind it: few windows (ops/attention_half)
+    "heads"   one program per window and head, proj behind it: few windows
     "window"  one program per window, proj and residual inside: narrow stages, many windows
-    "block"   one program per window, the MLP half inside, too: the narrowest (ops/swin_block)
 
-In the plan's words: attention "fused", qkv "inside", with "window" proj "inside", with "block" proj
-and mlp. What tables of windows say is all that decides; :data:`FUSED_ATTENTION` and
-:data:`WHOLE_BLOCKS`, which is asked first, are the engine's, measured on an H200 in fp16
-(docs/performance.md); bf16 moves the same bytes through the same instructions.
+In the plan's words: attention "fused", qkv "inside", and with "window" proj "inside". What a table
+of windows says is all that decides; :data:`FUSED_ATTENTION` is the engine's, measured on an H200 in
+fp16 (docs/performance.md); bf16 moves the same bytes through the same instructions.
 """
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from fastswin.ops.attention_half.config import (
@@ -22,7 +20,6 @@ from fastswin.ops.attention_half.config import (
     WholeWindowConfig,
     attention_half_blocker,
 )
-from fastswin.ops.swin_block.config import SwinBlockConfig, swin_block_blocker
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +27,7 @@ class FusedRange:
     """Windows of a batch for which a form is taken.
 
     Attributes:
-        form: "heads", "window" or "block".
+        form: "heads" or "window".
         fewest, most: windows in the batch, both included.
         config: tiles; None takes the operator's heuristic.
         tokens: of one window; None takes any that a kernel holds.
@@ -39,7 +36,7 @@ class FusedRange:
     form: str
     fewest: int = 1
     most: int = 1 << 62
-    config: AttentionHalfConfig | SwinBlockConfig | None = None
+    config: AttentionHalfConfig | None = None
     tokens: int | None = None
 
 
@@ -86,12 +83,8 @@ FUSED_ATTENTION: FusedAttention = {
 }
 
 
-#: Blocks in one kernel.
-WHOLE_BLOCKS: FusedAttention = {}
-
-
 def choose_fused_attention(
-    tables: Sequence[FusedAttention],
+    table: FusedAttention,
     choice: dict[str, str],
     reasons: dict[str, str],
     launch: dict[str, Any],
@@ -99,60 +92,34 @@ def choose_fused_attention(
     version: int,
     C: int,
     num_heads: int,
-    hidden: int,
     tokens: int,
     windows: int,
     map_tokens: int,
 ) -> None:
-    """Change one stage's words and tiles where a table has a form for it.
+    """Change one stage's words and tiles where the table has a form for it.
 
     Args:
-        tables: forms by channels, windows and their tokens; the first that fits is taken.
+        table: forms by channels, windows and their tokens.
         choice, reasons, launch: the stage's, changed in place.
         version: of Swin.
-        C, num_heads, hidden: channels, heads and hidden units of the MLP.
+        C, num_heads: channels and heads.
         tokens: of one window, ``windows`` of the batch, ``map_tokens`` of one image.
     """
-    if choice["attention"] != "triton":
-        return
-    ranges = (r for table in tables for r in table.get((version, C), ()))
+    ranges = table.get((version, C), ())
     fitting = (r for r in ranges if r.tokens in (None, tokens))
-    for found in (r for r in fitting if r.fewest <= windows <= r.most):
-        blocker = blocker_of(found, C, num_heads, tokens, hidden, map_tokens * C)
-        if blocker is not None:
-            reasons["fused attention"] = blocker
-            continue
-        why = f"{windows} windows: one program per window" + (
-            " and head" if found.form == "heads" else ""
-        )
-        for layer in _INSIDE[found.form]:
-            choice[layer], reasons[layer] = "inside", why
-        for layer in _APART[found.form]:
-            launch.pop(layer, None)
-        choice["attention"] = "fused"
-        if found.config is not None:
-            launch["attention"] = found.config
+    found = next((r for r in fitting if r.fewest <= windows <= r.most), None)
+    if found is None or choice["attention"] != "triton":
         return
-
-
-#: Layers of the plan that a form computes, and those of a separate kernel whose tiles it does not
-#: take.
-_INSIDE = {
-    "heads": ("qkv", "attention"),
-    "window": ("qkv", "attention", "proj"),
-    "block": ("qkv", "attention", "proj", "mlp"),
-}
-_APART = _INSIDE | {"block": (*_INSIDE["block"], "fc1", "fc2")}
-
-
-def blocker_of(
-    form: FusedRange, C: int, num_heads: int, tokens: int, hidden: int, map_elements: int
-) -> str | None:
-    """Why no kernel of this form holds such a stage, None where one does."""
-    config = form.config
-    if form.form == "block":
-        assert config is None or isinstance(config, SwinBlockConfig)
-        return swin_block_blocker(C, num_heads, tokens, hidden, map_elements, config)
-    assert not isinstance(config, SwinBlockConfig)
-    whole = form.form == "window"
-    return attention_half_blocker(C, num_heads, tokens, whole, map_elements, config)
+    whole = found.form == "window"
+    blocker = attention_half_blocker(C, num_heads, tokens, whole, map_tokens * C, found.config)
+    if blocker is not None:
+        reasons["fused attention"] = blocker
+        return
+    inside = ("qkv", "attention", "proj") if whole else ("qkv", "attention")
+    why = f"{windows} windows: one kernel per window" + ("" if whole else " and head")
+    for layer in inside:
+        choice[layer], reasons[layer] = "inside", why
+        launch.pop(layer, None)
+    choice["attention"] = "fused"
+    if found.config is not None:
+        launch["attention"] = found.config

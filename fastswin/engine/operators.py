@@ -26,7 +26,6 @@ from fastswin.ops import (
     split_k_linear,
 )
 from fastswin.ops.attention_half.config import HeadsConfig, WholeWindowConfig
-from fastswin.ops.swin_block.config import SwinBlockConfig
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 from fastswin.ops.window_attention.quantized import quantized_window_attention_ref
 from fastswin.ops.window_attention.reference import window_attention_ref
@@ -45,7 +44,6 @@ __all__ = [
     "norm_pool_head",
     "packed_attention_half",
     "packed_heads_attention",
-    "packed_swin_block",
     "packed_window_attention",
     "patch_embed",
     "quantize",
@@ -176,44 +174,4 @@ def packed_attention_half(
         x, qkv_weight, qkv_bias, offset, bias, head_scale, pad_qkv, proj_weight, proj_bias,
         norm_weight, norm_bias, scale, num_heads, window_size, shift_size, eps, norm_first,
         out=out, config=config, pdl=pdl,
-    )  # fmt: skip
-
-
-def packed_swin_block(
-    x: torch.Tensor,
-    qkv_weight: torch.Tensor,
-    qkv_bias: torch.Tensor | None,
-    bias: torch.Tensor,
-    head_scale: torch.Tensor | None,
-    pad_qkv: torch.Tensor | None,
-    proj_weight: torch.Tensor,
-    proj_bias: torch.Tensor | None,
-    fc1_weight: torch.Tensor,
-    fc1_bias: torch.Tensor,
-    fc2_weight: torch.Tensor,
-    fc2_bias: torch.Tensor,
-    norm1_weight: torch.Tensor | None,
-    norm1_bias: torch.Tensor | None,
-    norm2_weight: torch.Tensor | None,
-    norm2_bias: torch.Tensor | None,
-    scale: float,
-    num_heads: int,
-    window_size: Pair,
-    shift_size: Pair,
-    eps: float,
-    config: SwinBlockConfig | None = None,
-    *,
-    out: torch.Tensor | None = None,
-    pdl: bool = False,
-) -> torch.Tensor:
-    """Both halves of a block in one kernel; ``out`` may be ``x``.
-
-    Arguments are those of ``ops.swin_block``; ``bias`` and ``head_scale`` are packed.
-    """
-    from fastswin.ops.swin_block.forward import swin_block_fwd
-
-    return swin_block_fwd(
-        x, qkv_weight, qkv_bias, bias, head_scale, pad_qkv, proj_weight, proj_bias, fc1_weight,
-        fc1_bias, fc2_weight, fc2_bias, norm1_weight, norm1_bias, norm2_weight, norm2_bias, scale,
-        num_heads, window_size, shift_size, eps, out=out, config=config, pdl=pdl,
     )  # fmt: skip

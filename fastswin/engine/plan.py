@@ -13,7 +13,6 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
            "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
                       carried as an offset that the next reader adds (bind.py)
            "inside"   in attention's kernel, with the residual
-    mlp    "inside"   in attention's kernel, which is the whole block: narrow stages
     mlp    "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M
            "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
@@ -51,7 +50,6 @@ from fastswin.engine.choice import choose_forms, tuned_launch
 from fastswin.engine.fused_attention import (
     FUSED_ATTENTION,
     FUSED_CAPABILITIES,
-    WHOLE_BLOCKS,
     FusedAttention,
     choose_fused_attention,
 )
@@ -154,7 +152,6 @@ def make_plan(
     table: TuningTable | None = None,
     pdl: bool | None = None,
     fused_attention: FusedAttention | None = None,
-    whole_blocks: FusedAttention | None = None,
 ) -> ModelPlan:
     """Choose implementations.
 
@@ -165,8 +162,6 @@ def make_plan(
             False leaves both out.
         fused_attention: stages whose attention half is one kernel, by windows; None takes the
             engine's table where its tiles fit, on compute capability 9 and 10.
-        whole_blocks: stages whose blocks are one kernel; None takes the engine's, where the engine
-            decides about attention halves as well, and none beside a table of your own.
 
     Raises:
         ValueError: a stage's map is smaller than its window (the message names the stage).
@@ -181,11 +176,10 @@ def make_plan(
         on_hopper = device.type == "cuda" and device_capability(device) >= PDL_CAPABILITY
         pdl = on_hopper and values <= PDL_VALUES
     pdl = pdl and precision.half and not blocked
-    measured = not blocked and device_capability(device)[0] in FUSED_CAPABILITIES
-    if whole_blocks is None:
-        whole_blocks = WHOLE_BLOCKS if measured and fused_attention is None else {}
-    if fused_attention is None:
-        fused_attention = FUSED_ATTENTION if measured else {}
+    fused = fused_attention
+    if fused is None:
+        measured = not blocked and device_capability(device)[0] in FUSED_CAPABILITIES
+        fused = FUSED_ATTENTION if measured else {}
     stages = tuple(
         _plan_stage(
             config,
@@ -197,7 +191,7 @@ def make_plan(
             table,
             pdl,
             device,
-            (whole_blocks, fused_attention),
+            fused,
         )
         for stage in range(config.num_stages)
     )
@@ -226,7 +220,7 @@ def _plan_stage(
     table: TuningTable | None,
     pdl: bool,
     device: torch.device,
-    fused: tuple[FusedAttention, ...],
+    fused_attention: FusedAttention,
 ) -> StagePlan:
     map_size = config.map_size(stage, image_size)
     window = config.stage_window(stage)
@@ -268,9 +262,8 @@ def _plan_stage(
             reasons["gemm"] = "three TF32 products: closer to fp64 than the library's and faster"
         if precision.half:
             choose_fused_attention(
-                fused, choice, reasons, launch, version=config.version, C=C,
-                num_heads=config.num_heads[stage], hidden=config.hidden_dim(stage),
-                tokens=math.prod(window),
+                fused_attention, choice, reasons, launch, version=config.version, C=C,
+                num_heads=config.num_heads[stage], tokens=math.prod(window),
                 windows=max(batch, 1) * math.prod(num_windows(map_size, window)),
                 map_tokens=math.prod(map_size),
             )  # fmt: skip

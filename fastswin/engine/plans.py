@@ -85,13 +85,11 @@ class Plans:
 
     def _plan(self, batch: int, size: tuple[int, int]) -> ModelPlan:
         forward, ranges = self.forward, self._ranges
-        # an attention half in one kernel is half precision, which only the mix "auto" may prefer;
-        # a whole block would leave nothing to quantise
+        # an attention half in one kernel is half precision, which only the mix "auto" may prefer
         fused: FusedAttention | None = None if ranges is None or self._mix == "auto" else {}
-        blocks: FusedAttention | None = None if ranges is None else {}
         plan = make_plan(
             forward.config, batch, size, self._device, forward.precision, self._impl, self._table,
-            self._pdl, fused, blocks,
+            self._pdl, fused,
         )  # fmt: skip
         if ranges is not None:
             plan = quantize_plan(plan, forward.config, ranges, self._mix, forward.weights)

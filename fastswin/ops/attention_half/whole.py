@@ -29,13 +29,71 @@ from fastswin.ops.attention_half.config import (
     default_whole_window_config,
     row_tile,
 )
-from fastswin.ops.attention_half.tile import load_parts, locate_rows, store_parts
-from fastswin.ops.attention_half.window import add_normed, attention_sums
+from fastswin.ops.attention_half.tile import (
+    add_row,
+    attend,
+    load_parts,
+    load_strip,
+    locate_rows,
+    multiply,
+    normalize_parts,
+    store_parts,
+)
 from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.ops.window_attention.launch import check_grid
 from fastswin.ops.window_attention.packing import LOG2_E
 
 Pair = tuple[int, int]
+
+
+@triton.jit
+def _strip(ptr, desc, first, D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+           TMA: tl.constexpr):  # fmt: skip
+    """Outputs ``first .. first + D`` of the qkv weight as column parts ``[D, WIDTH]``."""
+    if TMA:
+        a = desc.load([first, 0])
+        b = a
+        c = a
+        if PARTS == 3:
+            b = desc.load([first, WIDTH])
+            c = desc.load([first, 2 * WIDTH])
+    else:
+        a, b, c = load_strip(ptr, first, D, WIDTH, PARTS)
+    return a, b, c
+
+
+@triton.jit
+def _proj_strip(ptr, desc, first, D: tl.constexpr, WIDTH: tl.constexpr, PARTS: tl.constexpr,
+                TMA: tl.constexpr):  # fmt: skip
+    """Inputs ``first .. first + D`` of proj's weight as parts of its outputs ``[WIDTH, D]``."""
+    if TMA:
+        a = desc.load([0, first])
+        b = a
+        c = a
+        if PARTS == 3:
+            b = desc.load([WIDTH, first])
+            c = desc.load([2 * WIDTH, first])
+    else:
+        row = tl.arange(0, WIDTH) * (WIDTH * PARTS)
+        ptr += row[:, None] + (first + tl.arange(0, D))[None, :]
+        a = tl.load(ptr)
+        b = a
+        c = a
+        if PARTS == 3:
+            b = tl.load(ptr + WIDTH * WIDTH * PARTS)
+            c = tl.load(ptr + 2 * WIDTH * WIDTH * PARTS)
+    return a, b, c
+
+
+@triton.jit
+def _finish(y, bias_ptr, pad_ptr, at, padded, DTYPE: tl.constexpr, HAS_BIAS: tl.constexpr,
+            HAS_PAD: tl.constexpr):  # fmt: skip
+    """Bias behind a product, and the qkv of padded tokens."""
+    if HAS_BIAS:
+        y += tl.load(bias_ptr + at).to(tl.float32)[None, :]
+    if HAS_PAD:
+        y = tl.where(padded[:, None], tl.load(pad_ptr + at).to(tl.float32)[None, :], y)
+    return y.to(DTYPE)
 
 
 @triton.jit
@@ -53,6 +111,7 @@ def _whole_window_kernel(
     """One program per window."""
     launch_dependents(PDL)
     C: tl.constexpr = WIDTH * PARTS
+    DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     token = tl.arange(0, NP)
     start, at, live, padded, kind = locate_rows(
         tl.program_id(0), token, H, W, windows_per_col, windows_per_row, C,
@@ -62,20 +121,66 @@ def _whole_window_kernel(
     out_ptr += start
     bias_ptr += kind * (NH * NP * NP)
     pair = token[:, None] * NP + token[None, :]
+    d = tl.arange(0, D)
     prefetch_l2(qkv_ptr, 3 * C * C, 512, PDL)
     prefetch_l2(proj_ptr, C * C, 512, PDL)
     wait_for_previous(PDL)
-    acc_a, acc_b, acc_c = attention_sums(
-        x_ptr, at, live, padded, pair, qkv_ptr, qkv_desc, qkv_bias_ptr, offset_ptr, bias_ptr,
-        head_scale_ptr, pad_ptr, proj_ptr, proj_desc, proj_bias_ptr, scale, eps,
-        WIDTH, PARTS, NH, D, NP, HAS_PAD, HAS_OFFSET, HAS_BIAS, HAS_PROJ_BIAS, NORM_FIRST,
-        POST_NORM, COSINE, TMA, NUM_STAGES,
-    )  # fmt: skip
+    xa, xb, xc = load_parts(x_ptr, at, live, WIDTH, PARTS)
+    # proj's bias (and the residual, unless the branch is normalised) is where the sums start
+    acc_a = tl.zeros([NP, WIDTH], tl.float32)
+    acc_b = acc_a
+    acc_c = acc_a
+    if not POST_NORM:  # halves change their layout, so they are widened here once more
+        acc_a = xa.to(tl.float32)
+        acc_b = xb.to(tl.float32)
+        acc_c = xc.to(tl.float32)
+        if HAS_OFFSET:
+            acc_a, acc_b, acc_c = add_row(acc_a, acc_b, acc_c, offset_ptr, WIDTH, PARTS)
+    if HAS_PROJ_BIAS:
+        acc_a, acc_b, acc_c = add_row(acc_a, acc_b, acc_c, proj_bias_ptr, WIDTH, PARTS)
+    if NORM_FIRST:
+        fa = xa.to(tl.float32)
+        fb = xb.to(tl.float32)
+        fc = xc.to(tl.float32)
+        if HAS_OFFSET:
+            fa, fb, fc = add_row(fa, fb, fc, offset_ptr, WIDTH, PARTS)
+        fa, fb, fc = normalize_parts(fa, fb, fc, eps, WIDTH, PARTS)
+        xa = fa.to(DTYPE)
+        xb = fb.to(DTYPE)
+        xc = fc.to(DTYPE)
+    for head in tl.range(0, NH, num_stages=NUM_STAGES):
+        row = head * D
+        # weights of a head are asked for together: their latency shows twice, not six times
+        qa, qb, qc = _strip(qkv_ptr, qkv_desc, row, D, WIDTH, PARTS, TMA)
+        ka, kb, kc = _strip(qkv_ptr, qkv_desc, C + row, D, WIDTH, PARTS, TMA)
+        va, vb, vc = _strip(qkv_ptr, qkv_desc, 2 * C + row, D, WIDTH, PARTS, TMA)
+        q = multiply(xa, xb, xc, qa, qb, qc, PARTS)
+        q_h = _finish(q, qkv_bias_ptr, pad_ptr, row + d, padded, DTYPE, HAS_BIAS, HAS_PAD)
+        k = multiply(xa, xb, xc, ka, kb, kc, PARTS)
+        k_h = _finish(k, qkv_bias_ptr, pad_ptr, C + row + d, padded, DTYPE, HAS_BIAS, HAS_PAD)
+        pa, pb, pc = _proj_strip(proj_ptr, proj_desc, row, D, WIDTH, PARTS, TMA)
+        bias = tl.load(bias_ptr + head * (NP * NP) + pair)
+        v = multiply(xa, xb, xc, va, vb, vc, PARTS)
+        v_h = _finish(v, qkv_bias_ptr, pad_ptr, 2 * C + row + d, padded, DTYPE, HAS_BIAS, HAS_PAD)
+        head_scale = scale
+        if COSINE:
+            head_scale = tl.load(head_scale_ptr + head)
+        o = attend(q_h, k_h, v_h, bias, head_scale, COSINE).to(DTYPE)
+        acc_a = tl.dot(o, tl.trans(pa), acc_a)
+        if PARTS == 3:
+            acc_b = tl.dot(o, tl.trans(pb), acc_b)
+            acc_c = tl.dot(o, tl.trans(pc), acc_c)
     if POST_NORM:
+        acc_a, acc_b, acc_c = normalize_parts(acc_a, acc_b, acc_c, eps, WIDTH, PARTS)
         xa, xb, xc = load_parts(x_ptr, at, live, WIDTH, PARTS)
-        acc_a, acc_b, acc_c = add_normed(
-            xa, xb, xc, acc_a, acc_b, acc_c, norm_weight_ptr, norm_bias_ptr, eps, WIDTH, PARTS
-        )
+        col = tl.arange(0, WIDTH)
+        acc_a = acc_a * tl.load(norm_weight_ptr + col).to(tl.float32)[None, :] + xa.to(tl.float32)
+        if PARTS == 3:
+            gain = tl.load(norm_weight_ptr + WIDTH + col).to(tl.float32)
+            acc_b = acc_b * gain[None, :] + xb.to(tl.float32)
+            gain = tl.load(norm_weight_ptr + 2 * WIDTH + col).to(tl.float32)
+            acc_c = acc_c * gain[None, :] + xc.to(tl.float32)
+        acc_a, acc_b, acc_c = add_row(acc_a, acc_b, acc_c, norm_bias_ptr, WIDTH, PARTS)
     store_parts(out_ptr, at, live, acc_a, acc_b, acc_c, WIDTH, PARTS)
 
 

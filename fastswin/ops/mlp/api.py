@@ -98,13 +98,13 @@ def mlp(
     )
     weights = (fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias)
     if chosen == "reference":
-        return mlp_ref(x, *weights, offset, eps, out)
+        return _mlp_ref(x, *weights, offset, eps, out)
     from fastswin.ops.mlp.forward import mlp_fwd
 
     return mlp_fwd(x, *weights, offset, eps, out, config, pdl)
 
 
-def mlp_ref(
+def _mlp_ref(
     x: torch.Tensor,
     fc1_weight: torch.Tensor,
     fc1_bias: torch.Tensor,
@@ -116,7 +116,6 @@ def mlp_ref(
     eps: float,
     out: torch.Tensor | None,
 ) -> torch.Tensor:
-    """The same as a composition of PyTorch operations, rounded to x's dtype after each layer."""
     dtype, C = x.dtype, x.shape[-1]
     compute = torch.promote_types(dtype, torch.float32)
     residual = x.to(compute)

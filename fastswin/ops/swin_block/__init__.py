@@ -1,1 +1,0 @@
-"""A whole Swin block in one kernel: both halves of every window on chip, for inference."""
