@@ -42,7 +42,7 @@ def kernel_calls(
             known.add(call.signature)
             found.append(call)
     # attention and the MLP take longest to compile: started last, they would be waited for
-    slow = ("stage", "attention", "mlp")
+    slow = ("attention", "mlp")
     return sorted(found, key=lambda call: call.layer not in slow)
 
 
