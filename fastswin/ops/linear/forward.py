@@ -223,7 +223,10 @@ def linear_fwd(
             from fastswin.ops.hopper_gemm.launch import hopper_linear_fwd
 
             rows = given.x.view(M, K), given.weight, given.bias
-            hopper_linear_fwd(*rows, gelu=activation == "gelu", out=out.view(M, N), config=config)
+            hopper_linear_fwd(
+                *rows, gelu=activation == "gelu", out=out.view(M, N), config=config,
+                residual=None if given.residual is None else given.residual.view(M, N),
+            )  # fmt: skip
             return out
         config = None
     if config is None:
