@@ -1,7 +1,6 @@
 """Product with an expensive epilogue on Hopper: one warp loads, groups of warps take turns.
 
     forward     y = act(x w' + bias)                    x [M, K]   w [N, K]   y [M, N]
-                y = residual + x w' + bias              residual [M, N], which y may overwrite
     training    pre = x w' + bias, act = gelu(pre)      of pre as rounded for memory
     backward    dpre = (dy w) * gelu'(pre), act = gelu(pre), column sums of dpre per row tile
                                                         dy [M, K]  w [K, N]   pre [M, N]
@@ -227,26 +226,14 @@ def _finish_backward(
 
 
 @gluon.jit
-def _load_rows(
-    ptr, row, col, M, N, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, LAYOUT: gl.constexpr
-):
-    """A tile of a matrix ``[M, N]`` in fp32, straight into registers; 0 beyond its edges."""
-    rows = row + gl.arange(0, BLOCK_M, gl.SliceLayout(1, LAYOUT))
-    cols = col + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
-    at = rows.to(gl.int64)[:, None] * N + cols[None, :]
-    inside = (rows < M)[:, None] & (cols < N)[None, :]
-    return gl.load(ptr + at, mask=inside, other=0.0).to(gl.float32)
-
-
-@gluon.jit
 def _consume_tiles(
-    x_ring, w_ring, staging, full, empty, turn, staged, unstaged, bias_ptr, residual_ptr, pre_desc,
-    out_desc, dpre_desc, partial_ptr, count, steps, tiles_n, M, N,
+    x_ring, w_ring, staging, full, empty, turn, staged, unstaged, bias_ptr, pre_desc, out_desc,
+    dpre_desc, partial_ptr, count, steps, tiles_n, N,
     GROUP: gl.constexpr, GROUPS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, BUFFERS: gl.constexpr, BIAS_FIRST: gl.constexpr, BACKWARD: gl.constexpr,
-    HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, GELU: gl.constexpr,
-    KEEP_PRE: gl.constexpr, NEED_ACT: gl.constexpr, NEED_SUMS: gl.constexpr,
-    LAYOUT: gl.constexpr, CHUNK_LAYOUT: gl.constexpr, HALF_LAYOUT: gl.constexpr,
+    HAS_BIAS: gl.constexpr, GELU: gl.constexpr, KEEP_PRE: gl.constexpr, NEED_ACT: gl.constexpr,
+    NEED_SUMS: gl.constexpr, LAYOUT: gl.constexpr, CHUNK_LAYOUT: gl.constexpr,
+    HALF_LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """A warp group: products and epilogue of its tiles."""
     CHUNKS: gl.constexpr = BLOCK_N // out_desc.block_type.shape[1]
@@ -256,8 +243,6 @@ def _consume_tiles(
         row = tile_m * BLOCK_M
         col = tile_n * BLOCK_N
         acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, LAYOUT)
-        if HAS_RESIDUAL:  # asked for while another group multiplies
-            acc += _load_rows(residual_ptr, row, col, M, N, BLOCK_M, BLOCK_N, LAYOUT)
         if HAS_BIAS and BIAS_FIRST:  # it has come before the group's turn has
             k = col + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
             acc += gl.load(bias_ptr + k, mask=k < N, other=0.0).to(gl.float32)[None, :]
@@ -282,16 +267,15 @@ def _consume_tiles(
 
 @gluon.jit(do_not_specialize=["M", "N", "K"])
 def _hopper_gemm_kernel(
-    bias_ptr, residual_ptr, x_desc, w_desc, pre_desc, out_desc, dpre_desc, partial_ptr, M, N, K,
+    bias_ptr, x_desc, w_desc, pre_desc, out_desc, dpre_desc, partial_ptr, M, N, K,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     GROUPS: gl.constexpr, WARPS: gl.constexpr, REGISTERS: gl.constexpr, BUFFERS: gl.constexpr,
-    BIAS_FIRST: gl.constexpr, BACKWARD: gl.constexpr, HAS_BIAS: gl.constexpr,
-    HAS_RESIDUAL: gl.constexpr, GELU: gl.constexpr, KEEP_PRE: gl.constexpr,
-    NEED_ACT: gl.constexpr, NEED_SUMS: gl.constexpr,
+    BIAS_FIRST: gl.constexpr, BACKWARD: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr,
+    KEEP_PRE: gl.constexpr, NEED_ACT: gl.constexpr, NEED_SUMS: gl.constexpr,
 ):  # fmt: skip
     """Two or three groups of ``WARPS`` multiply, the launch's own warps are the first of them, and
-    one warp loads. Absent operands are None, but for bias and residual. BUFFERS are chunks of
-    staging per group: in the backward one more than chunks of a tile.
+    one warp loads. Absent operands are None, but for bias_ptr. BUFFERS are chunks of staging per
+    group: in the backward one more than chunks of a tile.
     """
     CHUNK: gl.constexpr = out_desc.block_type.shape[1]
     DEPTH: gl.constexpr = 32 * BLOCK_M * BLOCK_K // x_desc.block_type.nbytes
@@ -314,11 +298,10 @@ def _hopper_gemm_kernel(
     gl.warp_specialize(
         [
             (_consume_tiles, (
-                x_ring, w_ring, staging, full, empty, turn, staged, unstaged, bias_ptr,
-                residual_ptr, pre_desc, out_desc, dpre_desc, partial_ptr, count, steps, tiles_n,
-                M, N, part, GROUPS, BLOCK_M, BLOCK_N, STAGES, BUFFERS, BIAS_FIRST, BACKWARD,
-                HAS_BIAS, HAS_RESIDUAL, GELU, KEEP_PRE, NEED_ACT, NEED_SUMS, LAYOUT, CHUNK_LAYOUT,
-                HALF_LAYOUT,
+                x_ring, w_ring, staging, full, empty, turn, staged, unstaged, bias_ptr, pre_desc,
+                out_desc, dpre_desc, partial_ptr, count, steps, tiles_n, N, part, GROUPS, BLOCK_M,
+                BLOCK_N, STAGES, BUFFERS, BIAS_FIRST, BACKWARD, HAS_BIAS, GELU, KEEP_PRE, NEED_ACT,
+                NEED_SUMS, LAYOUT, CHUNK_LAYOUT, HALF_LAYOUT,
             ))
             if part < GROUPS else
             (_load_tiles, (

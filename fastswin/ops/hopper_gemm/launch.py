@@ -57,16 +57,10 @@ def hopper_linear_fwd(
     gelu: bool,
     out: torch.Tensor,
     config: HopperGemmConfig = DEFAULT_CONFIG,
-    residual: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``out = act(x weight' + bias)``, or ``residual`` more, of contiguous, aligned operands.
-
-    ``out`` may be ``residual``, which goes without GELU.
-    """
-    if residual is not None and gelu:
-        raise ValueError("residual goes without GELU, which would be applied to it as well")
+    """``out = act(x weight' + bias)`` of contiguous, aligned operands."""
     if out.numel():
-        _run(x, weight, bias, None, out, None, None, config, gelu=gelu, residual=residual)
+        _run(x, weight, bias, None, out, None, None, config, gelu=gelu)
     return out
 
 
@@ -118,7 +112,6 @@ def _run(
     config: HopperGemmConfig,
     *,
     gelu: bool,
-    residual: torch.Tensor | None = None,
 ) -> None:
     """Launch; ``dpre`` tells the direction."""
     from fastswin.ops.hopper_gemm.kernel import _hopper_gemm_kernel
@@ -137,14 +130,12 @@ def _run(
     hidden = [None if t is None else describe(t, block_m, chunk) for t in (pre, result, dpre)]
     launch(
         _hopper_gemm_kernel, plan.programs, x if bias is None else bias,
-        x if residual is None else residual,
         describe(x, block_m, block_k),
         describe(weight, *((block_k, block_n) if backward else (block_n, block_k))),
         *hidden, partial, M, N, K,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=config.stages,
         GROUPS=config.groups, WARPS=config.warps, REGISTERS=config.registers,
         BUFFERS=config.buffers, BIAS_FIRST=config.bias_first, BACKWARD=backward,
-        HAS_BIAS=bias is not None, HAS_RESIDUAL=residual is not None, GELU=gelu,
-        KEEP_PRE=pre is not None and not backward,
+        HAS_BIAS=bias is not None, GELU=gelu, KEEP_PRE=pre is not None and not backward,
         NEED_ACT=out is not None, NEED_SUMS=partial is not None, num_warps=config.warps,
     )  # fmt: skip

@@ -130,7 +130,7 @@ def linear(
             why_not_triton(x.device, x.dtype),
             why_no_tensor_cores(x.device, x.dtype, input_precision is not None),
             why_no_gradient(x, weight, bias, residual, offset),
-            _why_not_config(x, N, K, layer_norm_eps, residual, activation, config, input_precision),
+            _why_not_config(x, N, K, layer_norm_eps, residual, config, input_precision),
             f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
             None if out is None or out.is_contiguous() else "out is not contiguous",
         ],
@@ -166,7 +166,6 @@ def _why_not_config(
     K: int,
     eps: float | None,
     residual: torch.Tensor | None,
-    activation: Activation | None,
     config: PlainConfig | NormLinearConfig | None,
     input_precision: InputPrecision | None,
 ) -> str | None:
@@ -175,8 +174,8 @@ def _why_not_config(
             return "one-shot products hold half-precision operands"
         return why_no_one_shot(x.device) or one_shot_blocker(K)
     if isinstance(config, HopperGemmConfig):
-        if residual is not None and activation is not None:
-            return "the Hopper product adds a residual only without activation"
+        if residual is not None:
+            return "the Hopper product adds no residual"
         blocker = why_no_hopper_gemm(x.device, x.dtype, N, K, input_precision == "tf32")
         return blocker or config_blocker(config, "linear", x.element_size())
     return layer_norm_linear_blocker(K) if eps is not None else None

@@ -223,10 +223,7 @@ def linear_fwd(
             from fastswin.ops.hopper_gemm.launch import hopper_linear_fwd
 
             rows = given.x.view(M, K), given.weight, given.bias
-            hopper_linear_fwd(
-                *rows, gelu=activation == "gelu", out=out.view(M, N), config=config,
-                residual=None if given.residual is None else given.residual.view(M, N),
-            )  # fmt: skip
+            hopper_linear_fwd(*rows, gelu=activation == "gelu", out=out.view(M, N), config=config)
             return out
         config = None
     if config is None:
