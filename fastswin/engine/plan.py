@@ -22,7 +22,7 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
                    tf32 (tf32.py)
     merge  "fused"    2x2 gather, LayerNorm and GEMM in one kernel: never by itself
            "triton"   2x2 gather (+ LayerNorm) kernel, then the library's GEMM
-           "tiled"    the same with our GEMM: small batches (small_batch.ONE_SHOT_TILES)
+           "tiled"    the same with our GEMM: small batches (small_batch.SMALL_TILES)
     head   "library"  norm and pool in one kernel, then the library's GEMM
            "tiled"    the same with our GEMM: small batches
            "fused"    final norm, pool and head in one kernel: never by itself
@@ -56,7 +56,6 @@ from fastswin.engine.fused_attention import (
 from fastswin.engine.precision import Precision
 from fastswin.engine.quantized.formats import StageFormats
 from fastswin.engine.small_batch import (
-    PDL_CAPABILITY,
     LayerTiles,
     second_norm,
     small_stage,
@@ -158,8 +157,8 @@ def make_plan(
     Args:
         impl: "reference" takes plain PyTorch everywhere; "triton" raises where no kernel can run.
         table: measured choices of this card; None takes the heuristics.
-        pdl: programmatic dependent launch and the small-batch forms; None decides by batch, and
-            False leaves both out.
+        pdl: programmatic dependent launch and the small-batch forms; None decides by batch and
+            launches only stages of few rows so, False leaves both out.
         fused_attention: stages whose attention half is one kernel, by windows; None takes the
             engine's table where its tiles fit, on compute capability 9 and 10.
 
@@ -172,9 +171,9 @@ def make_plan(
         blocked = blocked or f"impl={impl!r}"
     H, W = config.map_size(0, image_size)
     values = max(batch, 1) * H * W * config.dim(0)
+    by_rows = pdl is None
     if pdl is None:
-        on_hopper = device.type == "cuda" and device_capability(device) >= PDL_CAPABILITY
-        pdl = on_hopper and values <= PDL_VALUES
+        pdl = device.type == "cuda" and _holds_small_forms(device) and values <= PDL_VALUES
     pdl = pdl and precision.half and not blocked
     fused = fused_attention
     if fused is None:
@@ -195,6 +194,8 @@ def make_plan(
         )
         for stage in range(config.num_stages)
     )
+    if by_rows:  # a first stage of more rows lost by it: SwinV2-B of window 16 1.5 % at batch 1
+        stages = tuple(dataclasses.replace(s, pdl=s.few_rows) for s in stages)
     elements = config.in_channels * config.patch_size**2
     no_embed = blocked or patch_embed_blocker(config.embed_dim, elements)
     no_pool = blocked or config.num_features > POOL_MAX_CHANNELS
@@ -208,6 +209,11 @@ def make_plan(
         pdl=pdl,
         embed_products=None if no_embed or precision.half else embed_products(device),
     )
+
+
+def _holds_small_forms(device: torch.device) -> bool:
+    """Whether a program may take the small forms' tiles, up to 214 KB (the interpreter: any)."""
+    return device.type != "cuda" or device_capability(device)[0] in FUSED_CAPABILITIES
 
 
 def _plan_stage(
@@ -235,7 +241,7 @@ def _plan_stage(
         reasons = {"all": blocked}
     else:
         M = max(batch, 1) * map_size[0] * map_size[1]
-        few_rows = pdl and M * C <= SMALL_STAGE_VALUES
+        few_rows = pdl and M * C <= SMALL_STAGE_VALUES and _holds_small_forms(device)
         measured = None if few_rows else table
         choice, reasons = choose_forms(config, stage, M, precision, measured)
         if few_rows:

@@ -14,6 +14,7 @@ kernel before them has drained: 3.1 to 3.4 us where ours takes 1.9 to 3.9 for pr
 from __future__ import annotations
 
 from fastswin.ops.linear.config import (
+    GemmConfig,
     OneShotConfig,
     default_one_shot_config,
     one_shot_blocker,
@@ -24,9 +25,6 @@ from fastswin.tuning.problem import LaunchConfig
 #: Tiles of one layer in a plan.
 LayerTiles = LaunchConfig | SplitKConfig
 
-#: First compute capability with programmatic dependent launch.
-PDL_CAPABILITY = (9, 0)
-
 #: Widest stage whose rows a one-shot program keeps in registers without losing to the copy engine.
 ONE_SHOT_CHANNELS = 128
 
@@ -34,21 +32,30 @@ ONE_SHOT_CHANNELS = 128
 ONE_SHOT_PROJ_CHANNELS = 512
 
 
-#: By (version, layer, channels of the stage) up to how many rows which tiles replace the copy
-#: engine's GEMM and, in merging, the library's: products without a loop over K (ops/linear/
-#: one_shot.py). Where whole models gained with them, or a chain of the layer did and no model lost.
-ONE_SHOT_TILES: dict[tuple[int, str, int], tuple[int, OneShotConfig]] = {
-    (1, "fc1", 192): (1024, OneShotConfig(64, 64, 4)),
-    (1, "fc1", 384): (256, OneShotConfig(64, 64, 4)),
-    (1, "fc1", 512): (256, OneShotConfig(64, 64, 8)),
-    (1, "proj", 768): (64, OneShotConfig(16, 64, 8)),
-    (1, "proj", 1024): (64, OneShotConfig(16, 64, 8)),
-    (1, "merge", 128): (3136, OneShotConfig(64, 64, 8)),
-    (1, "merge", 256): (1024, OneShotConfig(64, 32, 8)),
-    (2, "fc1", 96): (4096, OneShotConfig(64, 64, 4)),
-    (2, "fc1", 192): (1024, OneShotConfig(64, 64, 4)),
-    (2, "fc1", 384): (256, OneShotConfig(64, 64, 4)),
-    (2, "proj", 768): (64, OneShotConfig(16, 64, 8)),
+#: By (version, layer, channels of the stage), up to how many rows which tiles replace the
+#: operators' heuristics and, in merging, the library's product; the first with room is taken. Most
+#: are products without a loop over K (ops/linear/one_shot.py). Where whole models gained with them,
+#: or a chain of the layer did and no model lost.
+SMALL_TILES: dict[tuple[int, str, int], tuple[tuple[int, LayerTiles], ...]] = {
+    (1, "fc1", 192): ((1024, OneShotConfig(64, 64, 4)),),
+    (1, "fc1", 384): (
+        (256, OneShotConfig(64, 64, 4)),
+        (1024, GemmConfig(64, 64, 64, num_warps=4, num_stages=4, tma=True)),
+    ),
+    (1, "fc1", 512): ((256, OneShotConfig(64, 64, 8)),),
+    (1, "fc1", 768): ((256, GemmConfig(64, 64, 128, num_warps=4, num_stages=3, tma=True)),),
+    (1, "fc2", 512): ((256, SplitKConfig(8, 64, 64, num_warps=8)),),
+    (1, "fc2", 768): ((256, SplitKConfig(6, 64, 128, num_warps=8)),),
+    (1, "proj", 512): ((256, OneShotConfig(32, 64, 8)),),
+    (1, "proj", 768): ((64, OneShotConfig(16, 64, 8)),),
+    (1, "proj", 1024): ((64, OneShotConfig(16, 64, 8)),),
+    (1, "merge", 128): ((3136, OneShotConfig(64, 64, 8)),),
+    (1, "merge", 256): ((1024, OneShotConfig(64, 32, 8)),),
+    (2, "fc1", 96): ((4096, OneShotConfig(64, 64, 4)),),
+    (2, "fc1", 192): ((1024, OneShotConfig(64, 64, 4)),),
+    (2, "fc1", 384): ((256, OneShotConfig(64, 64, 4)),),
+    (2, "fc1", 512): ((256, OneShotConfig(64, 64, 8)),),
+    (2, "proj", 768): ((64, OneShotConfig(16, 64, 8)),),
 }
 
 #: Channels whose second LayerNorm stands behind fc1's one-shot product (V1).
@@ -116,11 +123,13 @@ def small_stage(
         "qkv": True,
         "proj": True,
         "fc1": choice["mlp"] != "library",
+        "fc2": choice["mlp"] == "split-k",
         "merge": choice.get("merge") == "triton",
     }
     for layer, open_to_it in replaced.items():
-        most, tiles = ONE_SHOT_TILES.get((version, layer, C), (0, None))
-        if open_to_it and tiles is not None and most >= M:
+        ranges = SMALL_TILES.get((version, layer, C), ())
+        tiles = next((tiles for most, tiles in ranges if most >= M), None)
+        if open_to_it and tiles is not None:
             launch[layer] = tiles
     if "merge" in launch:
         choice["merge"], reasons["merge"] = "tiled", f"{M} rows: bound by launches"

@@ -16,14 +16,25 @@ from fastswin.engine.forward import Forward
 from fastswin.engine.plan import SMALL_STAGE_VALUES, make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
-from fastswin.engine.small_batch import NORM_BEHIND, ONE_SHOT_TILES
+from fastswin.engine.small_batch import NORM_BEHIND, SMALL_TILES
 from fastswin.models import create_model
 from fastswin.models.variants import find_variant
-from fastswin.ops.linear.config import OneShotConfig, one_shot_blocker
+from fastswin.ops.linear.config import GemmConfig, OneShotConfig, one_shot_blocker
+from fastswin.ops.split_k.config import SplitKConfig, config_blocker
 
 CPU = torch.device("cpu")
 HALF = PRECISIONS["fp16"]
 SMALL = {"depths": (2, 1), "image_size": (12, 20), "window_size": 2}
+
+
+@pytest.fixture
+def hopper(monkeypatch) -> torch.device:
+    """A GPU of compute capability 9.0 to the planner, which asks it nothing else."""
+    monkeypatch.setattr("fastswin.engine.plan.why_not_triton", lambda *_: None)
+    monkeypatch.setattr("fastswin.engine.plan.hopper_reason", lambda *_: {})
+    for question, answer in (("device_capability", (9, 0)), ("multiprocessor_count", 132)):
+        monkeypatch.setattr(f"fastswin.engine.plan.{question}", lambda _, answer=answer: answer)
+    return torch.device("cuda")
 
 
 def planned(version: int, batch: int, pdl: bool | None, **changes: object):
@@ -133,13 +144,68 @@ def test_layers_that_measured_tiles_change_at_batch_1(name, norm2, one_shot):
 
 
 def test_measured_tiles_can_run():
-    for (version, layer, C), (rows, tiles) in ONE_SHOT_TILES.items():
+    for (version, layer, C), ranges in SMALL_TILES.items():
         assert version in (1, 2)
-        N, K = {"qkv": (3, 1), "proj": (1, 1), "fc1": (4, 1), "merge": (2, 4)}[layer]
-        assert one_shot_blocker(K * C) is None
-        assert N * C % tiles.block_n == 0
-        assert rows % 49 == 0 or rows % 64 == 0
-    assert {(1, "fc1", C) for C in NORM_BEHIND} <= ONE_SHOT_TILES.keys()
+        N, K = {"qkv": (3, 1), "proj": (1, 1), "fc1": (4, 1), "fc2": (1, 4), "merge": (2, 4)}[layer]
+        assert [most for most, _ in ranges] == sorted({most for most, _ in ranges})
+        for rows, tiles in ranges:
+            assert N * C % tiles.block_n == 0
+            assert rows % 49 == 0 or rows % 64 == 0
+            if isinstance(tiles, OneShotConfig):
+                assert one_shot_blocker(K * C) is None
+            elif isinstance(tiles, SplitKConfig):
+                assert layer == "fc2"
+                assert config_blocker(tiles, K * C) is None
+            else:
+                assert tiles.tma
+                assert K * C % tiles.block_k == 0
+    assert {(1, "fc1", C) for C in NORM_BEHIND} <= SMALL_TILES.keys()
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "tiles"),
+    [
+        ("swin_large_patch4_window7_224", 1, {"fc1": GemmConfig(64, 64, 64, 4, 4, True)}),
+        ("swin_large_patch4_window7_224", 2,
+         {"fc1": GemmConfig(64, 64, 128, 4, 3, True), "fc2": SplitKConfig(6, 64, 128, 8)}),
+        ("swin_base_patch4_window7_224", 2,
+         {"proj": OneShotConfig(32, 64, 8), "fc2": SplitKConfig(8, 64, 64, 8)}),
+        ("swinv2_base_window16_256", 2, {"fc1": OneShotConfig(64, 64, 8)}),
+    ],
+    ids=["large-2", "large-3", "base-3", "v2-base-3"],
+)  # fmt: skip
+def test_tiles_that_whole_models_chose_at_batch_1(name, stage, tiles, hopper):
+    config = find_variant(name)
+    launch = make_plan(config, 1, config.image_size, hopper, HALF, "triton", None, True)
+    assert {layer: launch.stages[stage].launch[layer] for layer in tiles} == tiles
+    twice = make_plan(config, 2, config.image_size, hopper, HALF, "triton", None, True)
+    assert not tiles.items() & twice.stages[stage].launch.items()
+
+
+def test_a_first_stage_of_more_rows_is_launched_plainly_by_default(hopper):
+    """SwinV2-B's stages of 64x64 to 8x8 tokens: 524,288 values are too many for small forms."""
+    config = find_variant("swinv2_base_window16_256")
+    auto, asked = (
+        make_plan(config, 1, config.image_size, hopper, HALF, "triton", None, pdl)
+        for pdl in (None, True)
+    )
+    assert [s.few_rows for s in auto.stages] == [False, True, True, True]
+    assert [s.pdl for s in auto.stages] == [False, True, True, True]
+    assert [s.pdl for s in asked.stages] == [True] * 4
+    assert auto.pdl
+
+
+@pytest.mark.parametrize(
+    ("capability", "held"), [((9, 0), True), ((10, 0), True), ((12, 0), False)]
+)
+def test_small_forms_need_the_shared_memory_of_their_tiles(capability, held, hopper, monkeypatch):
+    """Slices of 512 channels take 128 KB and more; compute capability 12.0 has 99 a program."""
+    monkeypatch.setattr("fastswin.engine.plan.device_capability", lambda device: capability)
+    config = find_variant("swin_tiny_patch4_window7_224")
+    for pdl in (None, True):
+        plan = make_plan(config, 1, config.image_size, hopper, HALF, "triton", None, pdl)
+        assert {s.few_rows for s in plan.stages} == {held}
+    assert plan.pdl
 
 
 def test_wide_precisions_have_neither():
