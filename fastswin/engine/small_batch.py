@@ -33,19 +33,25 @@ ONE_SHOT_PROJ_CHANNELS = 512
 
 
 #: By (version, layer, channels of the stage), up to how many rows which tiles replace the
-#: operators' heuristics and, in merging, the library's product; the first with room is taken. Most
-#: are products without a loop over K (ops/linear/one_shot.py). Where whole models gained with them,
-#: or a chain of the layer did and no model lost.
-SMALL_TILES: dict[tuple[int, str, int], tuple[tuple[int, LayerTiles], ...]] = {
+#: operators' heuristics and, in merging, the library's product; the first with room is taken, None
+#: leaves the heuristic. Most are products without a loop over K (ops/linear/one_shot.py). Where
+#: whole models gained with them, or a chain of the layer did and no model lost.
+SMALL_TILES: dict[tuple[int, str, int], tuple[tuple[int, LayerTiles | None], ...]] = {
+    (1, "qkv", 96): ((3136, OneShotConfig(64, 64, 4)),),
+    (1, "fc1", 96): ((3136, OneShotConfig(64, 64, 4)),),
     (1, "fc1", 192): ((1024, OneShotConfig(64, 64, 4)),),
     (1, "fc1", 384): (
         (256, OneShotConfig(64, 64, 4)),
         (1024, GemmConfig(64, 64, 64, num_warps=4, num_stages=4, tma=True)),
     ),
     (1, "fc1", 512): ((256, OneShotConfig(64, 64, 8)),),
-    (1, "fc1", 768): ((256, GemmConfig(64, 64, 128, num_warps=4, num_stages=3, tma=True)),),
+    (1, "fc1", 768): (
+        (64, None),
+        (256, GemmConfig(64, 64, 128, num_warps=4, num_stages=3, tma=True)),
+    ),
+    (1, "fc2", 384): ((256, SplitKConfig(3, 64, 64, num_warps=8)),),
     (1, "fc2", 512): ((256, SplitKConfig(8, 64, 64, num_warps=8)),),
-    (1, "fc2", 768): ((256, SplitKConfig(6, 64, 128, num_warps=8)),),
+    (1, "fc2", 768): ((64, None), (256, SplitKConfig(6, 64, 128, num_warps=8))),
     (1, "proj", 512): ((256, OneShotConfig(32, 64, 8)),),
     (1, "proj", 768): ((64, OneShotConfig(16, 64, 8)),),
     (1, "proj", 1024): ((64, OneShotConfig(16, 64, 8)),),

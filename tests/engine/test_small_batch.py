@@ -9,6 +9,7 @@ import pytest
 import torch
 from engine_cases import images_like, tiny
 
+from fastswin import ops
 from fastswin.engine import Engine
 from fastswin.engine.bind import bind
 from fastswin.engine.calls import record_calls
@@ -125,7 +126,7 @@ def test_only_small_stages_change_and_only_on_request_without_hopper():
     ("name", "norm2", "one_shot"),
     [
         ("swin_tiny_patch4_window7_224", ["apart", "behind", "behind", "apart"],
-         [{"qkv", "proj", "fc2"}, {"proj", "fc1"}, {"proj", "fc1"}, {"proj"}]),
+         [{"qkv", "proj", "fc1", "fc2"}, {"proj", "fc1"}, {"proj", "fc1"}, {"proj"}]),
         ("swin_large_patch4_window7_224", ["apart"] * 4, [set(), {"proj"}, set(), set()]),
         ("swinv2_tiny_window8_256", ["apart"] * 4,
          [{"proj", "fc1"}, {"proj", "fc1"}, {"proj", "fc1"}, {"proj"}]),
@@ -146,25 +147,31 @@ def test_layers_that_measured_tiles_change_at_batch_1(name, norm2, one_shot):
 def test_measured_tiles_can_run():
     for (version, layer, C), ranges in SMALL_TILES.items():
         assert version in (1, 2)
-        N, K = {"qkv": (3, 1), "proj": (1, 1), "fc1": (4, 1), "fc2": (1, 4), "merge": (2, 4)}[layer]
+        inputs = C * {"qkv": 1, "proj": 1, "fc1": 1, "fc2": 4, "merge": 4}[layer]
         assert [most for most, _ in ranges] == sorted({most for most, _ in ranges})
+        assert ranges[-1][1] is not None
         for rows, tiles in ranges:
-            assert N * C % tiles.block_n == 0
+            if tiles is None:
+                continue
+            assert layer != "proj" or C % tiles.block_n == 0  # it may leave statistics of columns
             assert rows % 49 == 0 or rows % 64 == 0
             if isinstance(tiles, OneShotConfig):
-                assert one_shot_blocker(K * C) is None
+                assert one_shot_blocker(inputs) is None
             elif isinstance(tiles, SplitKConfig):
                 assert layer == "fc2"
-                assert config_blocker(tiles, K * C) is None
+                assert config_blocker(tiles, inputs) is None
             else:
                 assert tiles.tma
-                assert K * C % tiles.block_k == 0
+                assert inputs % tiles.block_k == 0
     assert {(1, "fc1", C) for C in NORM_BEHIND} <= SMALL_TILES.keys()
 
 
 @pytest.mark.parametrize(
     ("name", "stage", "tiles"),
     [
+        ("swin_tiny_patch4_window7_224", 0,
+         {"qkv": OneShotConfig(64, 64, 4), "fc1": OneShotConfig(64, 64, 4)}),
+        ("swin_small_patch4_window7_224", 2, {"fc2": SplitKConfig(3, 64, 64, 8)}),
         ("swin_large_patch4_window7_224", 1, {"fc1": GemmConfig(64, 64, 64, 4, 4, True)}),
         ("swin_large_patch4_window7_224", 2,
          {"fc1": GemmConfig(64, 64, 128, 4, 3, True), "fc2": SplitKConfig(6, 64, 128, 8)}),
@@ -172,7 +179,7 @@ def test_measured_tiles_can_run():
          {"proj": OneShotConfig(32, 64, 8), "fc2": SplitKConfig(8, 64, 64, 8)}),
         ("swinv2_base_window16_256", 2, {"fc1": OneShotConfig(64, 64, 8)}),
     ],
-    ids=["large-2", "large-3", "base-3", "v2-base-3"],
+    ids=["tiny-1", "small-3", "large-2", "large-3", "base-3", "v2-base-3"],
 )  # fmt: skip
 def test_tiles_that_whole_models_chose_at_batch_1(name, stage, tiles, hopper):
     config = find_variant(name)
@@ -180,6 +187,14 @@ def test_tiles_that_whole_models_chose_at_batch_1(name, stage, tiles, hopper):
     assert {layer: launch.stages[stage].launch[layer] for layer in tiles} == tiles
     twice = make_plan(config, 2, config.image_size, hopper, HALF, "triton", None, True)
     assert not tiles.items() & twice.stages[stage].launch.items()
+
+
+def test_swin_t_keeps_its_last_stage_from_swin_l(hopper):
+    """Of the same 768 channels, in 49 rows where Swin-L has 196."""
+    config = find_variant("swin_tiny_patch4_window7_224")
+    last = make_plan(config, 1, config.image_size, hopper, HALF, "triton", None, True).stages[3]
+    assert "fc1" not in last.launch
+    assert last.launch["fc2"] == SplitKConfig(8, 64, 64, 4)
 
 
 def test_a_first_stage_of_more_rows_is_launched_plainly_by_default(hopper):
@@ -215,6 +230,60 @@ def test_wide_precisions_have_neither():
     )
     assert not plan.pdl
     assert {s.proj for s in plan.stages} == {"library"}
+
+
+def measured_tiles():
+    """Every entry once: version, layer, channels, most rows, tiles."""
+    for (version, layer, C), ranges in SMALL_TILES.items():
+        yield from ((version, layer, C, most, tiles) for most, tiles in ranges if tiles)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
+@pytest.mark.parametrize(
+    ("version", "layer", "C", "rows", "tiles"),
+    list(measured_tiles()),
+    ids=lambda v: type(v).__name__ if dataclasses.is_dataclass(v) else str(v),
+)
+def test_measured_tiles_are_right_and_repeat_themselves(version, layer, C, rows, tiles, dtype):
+    """Full and one row less; three runs on poisoned memory; against fp64, as eager's error."""
+    wide = {"qkv": (3, 1), "proj": (1, 1), "fc1": (4, 1), "fc2": (1, 4), "merge": (2, 4)}[layer]
+    N, K = (factor * C for factor in wide)
+    generator = torch.Generator("cuda").manual_seed(C)
+
+    def randn(*shape: int) -> torch.Tensor:
+        return torch.randn(*shape, device="cuda", generator=generator)
+
+    weight, bias = (randn(N, K) * K**-0.5).to(dtype), randn(N)
+    for M in (rows, rows - 1):
+        x, residual = randn(M, K).to(dtype), randn(M, N).to(dtype)
+
+        def product(wanted: torch.dtype, x=x, residual=residual) -> torch.Tensor:
+            y = torch.nn.functional.linear(x.to(wanted), weight.to(wanted))
+            if layer == "fc2":
+                return y
+            y = y + bias.to(wanted)
+            if layer == "fc1":
+                y = torch.nn.functional.gelu(y)
+            return y + residual.to(wanted) if layer == "proj" else y
+
+        def run(x=x, residual=residual, M=M) -> torch.Tensor:
+            poisoned = torch.full((2**22,), float("nan"), device="cuda")
+            del poisoned
+            if layer == "fc2":
+                return ops.split_k_linear(x, weight, impl="triton", config=tiles, pdl=True)
+            return ops.linear(
+                x, weight, bias, activation="gelu" if layer == "fc1" else None,
+                residual=residual if layer == "proj" else None, impl="triton", config=tiles,
+                out=torch.full((M, N), float("nan"), device="cuda", dtype=dtype), pdl=True,
+            )  # fmt: skip
+
+        found = [run() for _ in range(3)]
+        assert all(torch.equal(found[0], other) for other in found[1:])
+        y = found[0].sum(0) if layer == "fc2" else found[0]
+        truth, eager = product(torch.float64), product(dtype).double()
+        assert (y.double() - truth).abs().max() <= 2 * (eager - truth).abs().max()
+        assert (y.double() - truth).norm() <= 2 * (eager - truth).norm()
 
 
 @pytest.mark.gpu
