@@ -22,6 +22,7 @@ from fastswin.bench.backends import make_backend_table
 from fastswin.bench.export_tables import make_engine_table, make_export_table
 from fastswin.bench.quant_tables import make_quant_table
 from fastswin.bench.record import DEFAULT_ROOT, load_document
+from fastswin.bench.startup_tables import make_startup_table
 from fastswin.bench.tables import filter_records, make_table, to_markdown
 from fastswin.bench.train import make_table as make_train_table
 from fastswin.data.atomic import write_text
@@ -40,6 +41,7 @@ TABLES = {
     "backends": make_backend_table,
     "export": make_export_table,
     "quant": make_quant_table,
+    "startup": make_startup_table,
     "tensorrt_rtx": make_engine_table,
     "train": make_train_table,
 }

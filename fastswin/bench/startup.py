@@ -46,6 +46,7 @@ from fastswin.bench.record import (
     stamp,
 )
 from fastswin.bench.source import build_source
+from fastswin.bench.startup_tables import PARTS
 from fastswin.bench.suites import choose_device, clock_precision, measure_device
 from fastswin.models import list_models
 
@@ -55,9 +56,6 @@ VARIANTS = ("fastswin", "compile", "compile-reduce-overhead", "eager")
 MODELS = ("swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224")
 
 WARM_STARTS = 3
-
-#: Parts of a start, in the order of time.
-PARTS = ("import", "context", "load", "first_call")
 
 #: Longest that one start may take, in s.
 TIMEOUT_S = 300.0

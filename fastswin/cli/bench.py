@@ -21,6 +21,7 @@ from fastswin.bench.problems import SUITES
 from fastswin.bench.quant import run_quant_suite
 from fastswin.bench.quant_entries import make_entries
 from fastswin.bench.record import DEFAULT_ROOT
+from fastswin.bench.startup_tables import HEADER, startup_rows
 from fastswin.bench.suites import choose_device, run_model_suite
 from fastswin.bench.tables import make_table
 from fastswin.cli.exit_codes import CheckFailedError
@@ -242,15 +243,9 @@ def startup_command(
     else:
         print_table(
             "from starting Python to the first logits",
-            ("case", "dtype", "batch", "variant", "s", *(f"{part} s" for part in startup.PARTS)),
-            [
-                (
-                    r["case"], r["dtype"], r["batch"], r["variant"], f"{r['median_ms'] / 1e3:.2f}",
-                    *(f"{r[f'{part}_s']:.2f}" for part in startup.PARTS),
-                )
-                for r in result.records
-            ],
-        )  # fmt: skip
+            HEADER,
+            startup_rows(result.records),
+        )
         print(f"records: {result.path}")
     if result.problems_found:
         raise CheckFailedError(result.problems_found[0])

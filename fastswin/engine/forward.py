@@ -11,12 +11,14 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
+from fastswin.engine.attention_half import AttentionHalf
 from fastswin.engine.bind import BoundPlan, Offset
-from fastswin.engine.block import BlockForward, implementation_of
+from fastswin.engine.mlp_half import MlpHalf
 from fastswin.engine.plan import ModelPlan, StagePlan
+from fastswin.engine.stream import implementation_of
 
 
-class Forward(BlockForward):
+class Forward(AttentionHalf, MlpHalf):
     """Runs a bound plan from images to logits or feature maps."""
 
     def logits(self, images: torch.Tensor, bound: BoundPlan) -> torch.Tensor:

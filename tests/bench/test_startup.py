@@ -10,7 +10,7 @@ from fastswin.bench import startup
 from fastswin.bench.problems import Problem
 from fastswin.bench.roofline import Ceilings
 from fastswin.bench.startup import run_startup
-from fastswin.bench.tables import make_table
+from fastswin.bench.startup_tables import make_startup_table
 from fastswin.models import SwinConfig
 
 CONFIG = SwinConfig(
@@ -40,7 +40,13 @@ def test_starts_are_measured_checked_and_recorded(tmp_path):
         assert record["median_ms"] / 1e3 == pytest.approx(parts, rel=0.01)
         assert record["max_abs_err"] < 1e-4
         assert (record["variant"], record["dtype"], record["batch"]) == ("fastswin", "fp32", 2)
-    assert make_table(document).rows[0][:3] == ("small, cold cache", "fp32", "2")
+    table = make_startup_table(document)
+    assert [row[:4] for row in table.rows] == [
+        (f"small, {cache} cache", "fp32", "2", "fastswin") for cache in ("cold", "warm")
+    ]
+    for row, record in zip(table.rows, document["records"], strict=True):
+        assert row[4:6] == (f"{record['median_ms'] / 1e3:.2f}", "1.00x")
+        assert row[6:] == tuple(f"{record[part]:.2f}" for part in STARTED)
 
 
 def test_every_start_has_cache_folders_of_its_own_and_warm_ones_share_them(tmp_path, monkeypatch):

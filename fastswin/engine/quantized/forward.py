@@ -314,7 +314,7 @@ class QuantizedForward(Forward):
         """``x += product(h)`` (V1) or ``x += norm(product(h))`` (V2), in place."""
         steps = _steps(linear)
         if norm is not None:
-            self._add_normed(x, self.branch(h, linear, layer, pdl=pdl), norm, _impl(layer), pdl)
+            self.add_normed(x, self.branch(h, linear, layer, pdl=pdl), norm, _impl(layer), pdl)
         elif steps.output_scale is None:
             self.product(h, linear, layer, pdl=pdl, residual=x, out=x)
         else:

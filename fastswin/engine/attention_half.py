@@ -1,0 +1,161 @@
+"""The attention half of a block over operators, on packed weights.
+
+    V1   x += proj(attention(qkv(norm1(x))))
+    V2   x += norm1(proj(attention(qkv(x))))
+
+The plan's words choose which kernel computes which part.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from fastswin.engine.bind import BlockOffsets, Offset, Unjoined, in_place
+from fastswin.engine.plan import StagePlan
+from fastswin.engine.prepare import PreparedBlock
+from fastswin.engine.stream import StreamForward, implementation_of
+from fastswin.ops.linear.config import OneShotConfig
+
+
+class AttentionHalf(StreamForward):
+    """Runs attention halves."""
+
+    def attention_half(
+        self,
+        x: torch.Tensor,
+        block: PreparedBlock,
+        stage: StagePlan,
+        offsets: BlockOffsets,
+        unjoined: Unjoined | None = None,
+    ) -> Offset:
+        """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place.
+
+        ``unjoined`` is what the block before has left, added to the stream on the way.
+
+        Returns:
+            Statistics of the stream for :meth:`mlp_half` (:meth:`project_back`); mostly None.
+        """
+        if stage.attention == "fused":
+            return self.fused_attention_half(x, block, stage, offsets, unjoined)
+        qkv = self.project_qkv(x, block, stage, offsets.norm1, unjoined)
+        return self.project_back(x, self.attention(qkv, block, stage), block, stage)
+
+    def fused_attention_half(
+        self,
+        x: torch.Tensor,
+        block: PreparedBlock,
+        stage: StagePlan,
+        offsets: BlockOffsets,
+        unjoined: Unjoined | None = None,
+    ) -> Offset:
+        """:meth:`attention_half` as one kernel, or as one and proj.
+
+        By heads, rows that a join has to read anyway are normalised there: the kernel is without
+        its pass for statistics, which every head of a window repeats.
+        """
+        shift = stage.shift_size if block.shifted else (0, 0)
+        table = block.bias_table(shift, self.precision.dtype)
+        geometry = (block.scale, stage.num_heads, stage.window_size, shift)
+        norm, config = block.norm1, stage.launch.get("attention")
+        if stage.proj == "inside":
+            self.join(x, unjoined, stage)
+            self.ops.packed_attention_half(
+                x, block.qkv.weight, block.qkv.bias, offsets.norm1, table, block.head_scale,
+                block.pad_qkv, block.proj.weight, block.proj.bias,
+                None if norm is None else norm.weight, None if norm is None else norm.bias,
+                *geometry, self.eps, norm is None, config, out=x, pdl=stage.pdl,
+            )  # fmt: skip
+            return None
+        rows, eps = x, self.eps if norm is None else None
+        if unjoined is not None:
+            assert offsets.norm1 is None  # the product before had room for its bias
+            rows, eps = self.join(x, unjoined, stage, norm="pre"), None
+        attended = self.ops.packed_heads_attention(
+            rows, block.qkv.weight, offsets.qkv_vectors, offsets.norm1, table, block.head_scale,
+            block.pad_qkv, *geometry, eps, config, pdl=stage.pdl,
+        )  # fmt: skip
+        return self.project_back(x, attended, block, stage)
+
+    def project_qkv(
+        self,
+        x: torch.Tensor,
+        block: PreparedBlock,
+        stage: StagePlan,
+        offset: Offset,
+        unjoined: Unjoined | None = None,
+    ) -> torch.Tensor:
+        """``[B, H, W, C]`` to q, k, v ``[B, H, W, 3C]``, normalised first in V1."""
+        impl = implementation_of(stage.qkv)
+        tiles = stage.launch.get("qkv")
+        if stage.qkv == "fused":
+            self.join(x, unjoined, stage)
+            return self.ops.linear(
+                x, block.qkv.weight, block.qkv.bias, layer_norm_eps=self.eps, offset=offset,
+                impl="triton", config=tiles, pdl=stage.pdl, **self.wide_products,
+            )  # fmt: skip
+        h = x
+        if unjoined is not None:
+            assert offset is None  # the product before had room for its bias
+            h = self.join(x, unjoined, stage, norm="pre")
+        elif block.norm1 is None:
+            h = self.ops.layer_norm(
+                x, eps=self.eps, offset=offset, impl=impl, pdl=stage.pdl, tf32=self.cuts(tiles)
+            )
+        if stage.qkv == "tiled":
+            return self.ops.linear(
+                h, block.qkv.weight, block.qkv.bias, impl="triton", config=tiles, pdl=stage.pdl,
+                **self.wide_products,
+            )  # fmt: skip
+        return self.wide_product(h, block.qkv, split=stage.split)
+
+    def project_back(
+        self, x: torch.Tensor, attended: torch.Tensor, block: PreparedBlock, stage: StagePlan
+    ) -> Offset:
+        """Attention's output ``[B, H, W, C]`` through proj onto the stream, in place.
+
+        Returns:
+            Where the second norm is behind fc1's product, mean and squared deviations of parts of
+            the stream's rows ``[2, parts, rows]`` (ops/linear/one_shot.py); else None.
+        """
+        stats = None
+        if block.norm1 is not None:
+            if stage.proj == "fused":
+                branch = self.ops.linear(
+                    attended, block.proj.weight, block.proj.bias, impl="triton",
+                    config=stage.launch.get("proj"), pdl=stage.pdl,
+                )  # fmt: skip
+            else:
+                branch = self.wide_product(attended, block.proj, split=stage.split)
+            self.add_normed(x, branch, block.norm1, implementation_of(stage.qkv), stage.pdl)
+        elif stage.proj == "fused":
+            tiles = stage.launch.get("proj")
+            if stage.norm2 == "behind":
+                assert isinstance(tiles, OneShotConfig)
+                C = x.shape[3]
+                stats = torch.empty(
+                    2, C // tiles.block_n, x.numel() // C, dtype=torch.float32, device=x.device
+                )
+            self.ops.linear(
+                attended, block.proj.weight, block.proj.bias, residual=x, out=x, stats_out=stats,
+                impl="triton", config=tiles, pdl=stage.pdl,
+            )  # fmt: skip
+        else:
+            self.accumulate(
+                x, attended, block.proj, deferred=in_place(stage.proj), split=stage.split
+            )
+        return stats
+
+    def attention(self, qkv: torch.Tensor, block: PreparedBlock, stage: StagePlan) -> torch.Tensor:
+        """Window attention ``[B, H, W, 3C] -> [B, H, W, C]``."""
+        shift = stage.shift_size if block.shifted else (0, 0)
+        if stage.attention == "triton":
+            table = block.bias_table(shift, self.precision.dtype)
+            return self.ops.packed_window_attention(
+                qkv, table, block.head_scale, block.pad_qkv, block.scale, stage.num_heads,
+                stage.window_size, shift, self.precision.tf32, stage.launch.get("attention"),
+                pdl=stage.pdl, split=stage.split_attention,
+            )  # fmt: skip
+        return self.ops.window_attention_ref(
+            qkv, block.bias, stage.num_heads, stage.window_size, shift, block.scale,
+            block.logit_scale, block.pad_qkv,
+        )  # fmt: skip

@@ -1,0 +1,115 @@
+"""What both halves of a block do to the residual stream: products onto it, norms, joins.
+
+The stream ``x [B, H, W, C]`` stays in image order and is updated in place; what it lacks meanwhile,
+its readers add (bind.py).
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+
+from fastswin._triton.available import Impl
+from fastswin.engine import operators
+from fastswin.engine.bind import Unjoined
+from fastswin.engine.plan import StagePlan
+from fastswin.engine.precision import Precision
+from fastswin.engine.prepare import Linear, Norm, PreparedModel
+from fastswin.engine.small_batch import LayerTiles
+from fastswin.engine.tf32 import SPLIT_TILES
+from fastswin.models.config import SwinConfig
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig
+from fastswin.ops.linear.api import Activation
+
+
+class StreamForward:
+    """Operators, weights and precision of a forward pass; no other state.
+
+    ``ops`` stands in for operators.py where calls are to be noted (calls.py).
+    """
+
+    def __init__(
+        self,
+        config: SwinConfig,
+        weights: PreparedModel,
+        precision: Precision,
+        ops: Any = operators,
+    ) -> None:
+        self.config, self.weights, self.precision, self.ops = config, weights, precision, ops
+        self.eps = config.layer_norm_eps
+        self.resample_eps = config.resample_eps
+        form = precision.input_precision
+        #: what our products are told beside their operands: nothing in half precision
+        self.wide_products: dict[str, Any] = {} if form is None else {"input_precision": form}
+
+    def cuts(self, tiles: LayerTiles | None) -> bool:
+        """Whether a product cuts its fp32 rows off, so that they should be TF32 numbers."""
+        return self.precision.tf32 and isinstance(tiles, HopperGemmConfig)
+
+    def join(
+        self, x: torch.Tensor, unjoined: Unjoined | None, stage: StagePlan, norm: str = "none"
+    ) -> torch.Tensor:
+        """Add what the stream lacks, in place; the stream, or with "pre" its LayerNorm."""
+        if unjoined is None:
+            return x
+        normed = self.ops.add_split_k(
+            unjoined.partials, x, unjoined.bias, norm=norm, eps=self.eps, impl="triton",
+            pdl=stage.pdl,
+        )  # fmt: skip
+        return x if normed is None else normed
+
+    def wide_product(
+        self,
+        h: torch.Tensor,
+        affine: Linear,
+        *,
+        split: bool,
+        activation: Activation | None = None,
+    ) -> torch.Tensor:
+        """``h @ weight.T + bias`` by the library, or fp32 as three TF32 products (tf32.py).
+
+        ``activation`` goes with three products only.
+        """
+        if split:
+            return self.ops.linear(
+                h, affine.weight, affine.bias, activation=activation, impl="triton",
+                config=SPLIT_TILES, input_precision="tf32x3",
+            )  # fmt: skip
+        return F.linear(h, affine.weight, affine.library_bias)
+
+    def accumulate(
+        self,
+        x: torch.Tensor,
+        h: torch.Tensor,
+        affine: Linear,
+        *,
+        deferred: bool,
+        split: bool,
+    ) -> None:
+        """``x += h @ weight.T (+ bias)``, in one pass where the bias is deferred."""
+        if split:
+            self.ops.linear(
+                h, affine.weight, None if deferred else affine.bias, residual=x, out=x,
+                impl="triton", config=SPLIT_TILES, input_precision="tf32x3",
+            )  # fmt: skip
+        elif deferred:
+            rows = x.view(-1, x.shape[-1])
+            torch.addmm(rows, h.view(-1, h.shape[-1]), affine.weight.t(), out=rows)
+        else:
+            x += F.linear(h, affine.weight, affine.library_bias)
+
+    def add_normed(
+        self, x: torch.Tensor, branch: torch.Tensor, norm: Norm, impl: Impl, pdl: bool = False
+    ) -> None:
+        """``x += layer_norm(branch)`` in place."""
+        self.ops.layer_norm(
+            branch, norm.weight, norm.bias, eps=self.eps, residual=x, out=x, impl=impl,
+            pdl=pdl,
+        )  # fmt: skip
+
+
+def implementation_of(implementation: str) -> Impl:
+    """The operators' ``impl=`` for a plan's word."""
+    return "reference" if implementation == "reference" else "triton"
