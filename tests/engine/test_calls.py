@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import queue
 import threading
 from unittest import mock
 
@@ -18,7 +19,7 @@ from fastswin.engine.forward import Forward
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
-from fastswin.engine.warmup import compile_calls, kernel_calls
+from fastswin.engine.warmup import begin_hashing_compiler, compile_calls, kernel_calls
 
 CPU = torch.device("cpu")
 
@@ -161,6 +162,18 @@ def test_errors_of_compiling_come_through():
         pytest.raises(RuntimeError, match="no compiler"),
     ):
         compile_calls(calls, CPU, threads=3)
+
+
+def test_the_compiler_is_hashed_in_a_thread_where_triton_says_how(monkeypatch):
+    """The function is private: a Triton without it hashes at the first compilation."""
+    hashed = queue.SimpleQueue()
+    key = lambda: hashed.put(threading.current_thread())  # noqa: E731
+    monkeypatch.setattr("triton.runtime.cache.triton_key", key, raising=False)
+    begin_hashing_compiler()
+    assert hashed.get(timeout=10) is not threading.current_thread()
+    monkeypatch.delattr("triton.runtime.cache.triton_key")
+    begin_hashing_compiler()
+    assert hashed.empty()
 
 
 def test_warmup_on_a_cpu_has_nothing_to_do():
