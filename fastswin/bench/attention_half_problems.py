@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import multiprocessing
 from collections.abc import Iterator
 
 import torch
 
-from fastswin.bench.failures import describe
+from fastswin.bench.compile_ahead import compile_launches
 from fastswin.models import find_variant
 from fastswin.ops.attention_half.config import (
     AttentionHalfConfig,
@@ -18,7 +16,6 @@ from fastswin.ops.attention_half.config import (
     attention_half_blocker,
     row_tile,
 )
-from fastswin.testing.aot import SHARED_MEMORY_LIMIT
 
 SWIN_T, SWIN_B = "swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224"
 SWIN_V2_T, SWIN_L = "swinv2_tiny_window8_256", "swin_large_patch4_window7_224"
@@ -80,6 +77,12 @@ HALVES = tuple(
     for stage in stages
 )
 
+#: (model, batch) of the whole models.
+WHOLE_MODELS = (
+    (SWIN_T, 1), (SWIN_V2_T, 1), (SWIN_B, 1), (SWIN_V2_T, 8), (SWIN_V2_T, 32), (SWIN_B, 8),
+    (SWIN_L, 1), (SWIN_T, 8), (SWIN_T, 32), (SWIN_B, 32), (SWIN_T, 64),
+)  # fmt: skip
+
 
 def candidates(half: Half) -> Iterator[tuple[str, AttentionHalfConfig]]:
     """Forms and tiles, 4 warps throughout: 8 on 64 rows were slow, and faulted (prototypes)."""
@@ -118,19 +121,7 @@ class Job:
 
 def compile_job(job: Job) -> str | None:
     """Compile in this process, on tensors without data; None, or what went wrong."""
-    from fastswin.testing.aot import record_launches
-
-    torch.set_num_threads(1)
-    try:
-        with record_launches() as launches:
-            launch_without_data(job)
-        for launch in launches:
-            built = launch.kernel.warmup(**launch.arguments, **launch.options, grid=(1,))
-            if built.metadata.shared > SHARED_MEMORY_LIMIT[90] * 1024:
-                return f"{built.metadata.shared} bytes of shared memory"
-    except Exception as error:
-        return describe(error).message
-    return None
+    return compile_launches(lambda: launch_without_data(job))
 
 
 def launch_without_data(job: Job, dtype: torch.dtype = torch.float16) -> None:
@@ -165,31 +156,3 @@ def launch_without_data(job: Job, dtype: torch.dtype = torch.float16) -> None:
         x, weight, empty(3 * C), offset, bias, head_scale, pad, empty(C, C, to=dtype), empty(C),
         norm, norm, 0.2, nH, window, shift, 1e-5, not v2, out=x, config=job.config, pdl=job.pdl,
     )  # fmt: skip
-
-
-class CompilePool:
-    """Processes that put kernels into Triton's cache; jobs run in the order they are given."""
-
-    def __init__(self, workers: int) -> None:
-        context = multiprocessing.get_context("spawn")
-        self._pool = concurrent.futures.ProcessPoolExecutor(workers, mp_context=context)
-        self._futures: dict[Job, concurrent.futures.Future[str | None]] = {}
-
-    def start(self, job: Job) -> None:
-        if job not in self._futures:
-            self._futures[job] = self._pool.submit(compile_job, job)
-
-    def __len__(self) -> int:
-        return len(self._futures)
-
-    def error(self, job: Job, timeout_s: float) -> str | None:
-        """None once compiled, else why not."""
-        try:
-            return self._futures[job].result(timeout=max(0.0, timeout_s))
-        except concurrent.futures.TimeoutError:
-            return "not compiled in time"
-        except Exception as error:
-            return describe(error).message
-
-    def close(self) -> None:
-        self._pool.shutdown(wait=False, cancel_futures=True)

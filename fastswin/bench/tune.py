@@ -24,20 +24,13 @@ from fastswin.bench.failures import describe
 from fastswin.bench.timing import Clock
 from fastswin.bench.tune_compile import Compiler
 from fastswin.bench.tune_launch import make_bench
-from fastswin.bench.tune_search import Found, make_check, search
+from fastswin.bench.tune_rows import known_times, rounded_us, row_of_form, row_of_tiles
+from fastswin.bench.tune_search import Found, search
 from fastswin.bench.tune_select import Comparison
-from fastswin.bench.tune_units import (
-    Problem,
-    Times,
-    Unit,
-    kernel_of,
-    layer_of,
-    stage_problems,
-)
+from fastswin.bench.tune_twins import note_twins
+from fastswin.bench.tune_units import Group, Problem, Times, Unit, kernel_of, layer_of
 from fastswin.bench.tune_verdicts import write_verdicts
 from fastswin.data.atomic import write_text
-from fastswin.engine.plan import ModelPlan
-from fastswin.models.config import SwinConfig
 from fastswin.tuning.card import Card
 from fastswin.tuning.document import (
     Row,
@@ -50,22 +43,11 @@ from fastswin.tuning.document import (
     read_document,
 )
 from fastswin.tuning.layers import LayerProblem
-from fastswin.tuning.problem import (
-    CONFIG_TYPES,
-    KernelProblem,
-    LaunchConfig,
-    config_from_dict,
-    config_to_dict,
-)
+from fastswin.tuning.problem import KernelProblem, LaunchConfig
 from fastswin.tuning.space import candidates
 
 #: Rejected candidates that are reported one by one.
 REPORTED = 20
-
-#: The dtype that moves the same bytes through the same instructions, at the same rate.
-TWINS = {"fp16": "bf16", "bf16": "fp16"}
-
-Group = tuple[list[KernelProblem], list[LayerProblem]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,6 +107,7 @@ class Tuner:
             check_head(self.document, card, path.name)
             if self.document.get("answering_rows_only"):
                 raise TableRefusedError(f"{path.name} is what ships; continue the table it is of")
+        self._version = minor_version(triton)
         self._latency_us: dict[KernelProblem, float] = {}
         self._default_us: dict[KernelProblem, float] = {}
         self._spaces: dict[KernelProblem, list[LaunchConfig]] = {}
@@ -139,7 +122,10 @@ class Tuner:
 
     def start(self, groups: Sequence[Group]) -> None:
         """Have the candidates of all launches compiled in the background, first groups first."""
-        self._load_known()
+        best_us, default_us = known_times(self.document["configs"], self._version)
+        self._latency_us |= best_us
+        self._default_us |= default_us
+        self._known = len(self._latency_us)
         for kernels, layers in groups:
             self._asked |= {*kernels, *layers}
             wanted = [p for p in kernels if p not in self._latency_us]
@@ -170,9 +156,7 @@ class Tuner:
             comparisons: of every model and batch.
             precision: of the models.
         """
-        write_verdicts(
-            self.document, self._asked, verdicts, comparisons, precision, minor_version(self.triton)
-        )
+        write_verdicts(self.document, self._asked, verdicts, comparisons, precision, self._version)
         self._save()
 
     def check_twins(self, deadline: float) -> None:
@@ -181,49 +165,8 @@ class Tuner:
         Args:
             deadline: rows that come after it answer for their own dtype alone.
         """
-        version = minor_version(self.triton)
-        answering, forms = (
-            [r for r in self.document[rows] if r["verdict"] == "gain" and r["triton"] == version]
-            for rows in ("configs", "choices")
-        )
-        jobs = {}
-        for row in answering:
-            if row["dtype"] in TWINS:
-                twin = dataclasses.replace(kernel_of(row), dtype=TWINS[row["dtype"]])
-                jobs[kernel_of(row)] = twin, config_from_dict(row["op"], row["config"])
-        self.compiler.start(list(jobs.values()))
-        passed: set[KernelProblem] = set()
-        for own, job in jobs.items():
-            built = self.compiler.results([job], deadline).get(job)
-            if built is None:
-                continue
-            why = built.error
-            try:
-                why = why or make_check(make_bench(job[0], self.device))(job[1])
-            except Exception as error:
-                why = describe(error).message
-            if why is None:
-                passed.add(own)
-            else:
-                self._reject(*job, why)
-        for row in answering:
-            row["also"] = [TWINS[row["dtype"]]] if kernel_of(row) in passed else []
-        failed = jobs.keys() - passed
-        for row in forms:
-            if row["dtype"] in TWINS:
-                kernels = set(Unit(layer_of(row), row["choice"]).kernels())
-                row["also"] = [] if kernels & failed else [TWINS[row["dtype"]]]
+        note_twins(self.document, self._version, self.device, self.compiler, deadline, self._reject)
         self._save()
-
-    def _load_known(self) -> None:
-        version = minor_version(self.triton)
-        for row in self.document["configs"]:
-            if minor_version(row["triton"]) == version and row["op"] in CONFIG_TYPES:
-                key = kernel_of(row)
-                self._latency_us[key] = row["latency_us"]
-                if row["default_us"] is not None:
-                    self._default_us[key] = row["default_us"]
-        self._known = len(self._latency_us)
 
     def _tune(self, problem: KernelProblem) -> Row | None:
         """Search one launch; its row, None where there is none to write."""
@@ -253,12 +196,12 @@ class Tuner:
         return self._take(problem, found, built, len(usable))
 
     def _take(self, problem: KernelProblem, found: Found, built: dict, tried: int) -> Row | None:
-        # as they are stored, so that a continued run proposes the same
-        self._latency_us[problem] = round(found.latency_us, 3)
+        """Remember what a search found; the row to write, None where nothing was to choose."""
+        self._latency_us[problem] = rounded_us(found.latency_us)
         if found.config is None:
             self._default_us[problem] = self._latency_us[problem]
         elif found.default_us is not None:
-            self._default_us[problem] = round(found.default_us, 3)
+            self._default_us[problem] = rounded_us(found.default_us)
         for config, why in found.rejected:
             self._reject(problem, config, why)
         if found.config is None:
@@ -266,18 +209,8 @@ class Tuner:
         self._tuned += 1
         before = f" ({found.default_us:.2f} us by heuristic)" if found.default_us else ""
         self.progress(f"{problem}: {found.latency_us:.2f} us of {tried} candidates{before}")
-        return {
-            "op": problem.op,
-            "dtype": problem.dtype,
-            "triton": minor_version(self.triton),
-            "shape": problem.dims,
-            "rows": problem.rows,
-            "config": config_to_dict(found.config),
-            "shared_bytes": built[problem, found.config].shared_bytes,
-            "latency_us": round(found.latency_us, 3),
-            "default_us": None if found.default_us is None else round(found.default_us, 3),
-            "verdict": self.verdict,
-        }
+        shared_bytes = built[problem, found.config].shared_bytes
+        return row_of_tiles(problem, found.config, found, shared_bytes, self._version, self.verdict)
 
     def _choose(self, layer: LayerProblem, fresh: set[KernelProblem]) -> Row | None:
         """The row of a layer's fastest form, None unless two are known, or where nothing is new."""
@@ -290,21 +223,12 @@ class Tuner:
         if len(forms) < 2 or (known and fresh.isdisjoint(p for ps in forms.values() for p in ps)):
             return None
         times = {
-            form: round(sum(self._latency_us[p] for p in launches), 3)
+            form: rounded_us(sum(self._latency_us[p] for p in launches))
             for form, launches in forms.items()
         }
-        best = min(times, key=lambda form: times[form])
-        self.progress(f"{layer}: {best} of {times}")
-        return {
-            "layer": layer.layer,
-            "dtype": layer.dtype,
-            "triton": minor_version(self.triton),
-            "shape": layer.dims,
-            "rows": layer.rows,
-            "choice": best,
-            "latency_us": times,
-            "verdict": self.verdict,
-        }
+        row = row_of_form(layer, times, self._version, self.verdict)
+        self.progress(f"{layer}: {row['choice']} of {times}")
+        return row
 
     def _save(self) -> None:
         write_text(self.path, format_document(self.document))
@@ -313,24 +237,3 @@ class Tuner:
         self._rejected.append(f"{problem}: {config}: {why}")
         if len(self._rejected) <= REPORTED:
             self.progress(self._rejected[-1])
-
-
-def tuning_group(config: SwinConfig, plan: ModelPlan, precision: str) -> Group:
-    """Launches and layers that a table is asked about for a model and batch, without repeats.
-
-    Args:
-        config: the model, at its own image size.
-        plan: its plan without a table.
-        precision: "fp16", "bf16", "fp32" or "tf32"; the last two have attention alone to tune.
-    """
-    kernels: dict[KernelProblem, None] = {}
-    layers: dict[LayerProblem, None] = {}
-    for stage in range(config.num_stages):
-        problems = stage_problems(config, plan, stage, precision)
-        layers |= dict.fromkeys(problems.layers.values())
-        if problems.attention is not None:
-            kernels[problems.attention] = None
-    for layer in layers:
-        for launches in layer.forms().values():
-            kernels |= dict.fromkeys(launches)
-    return list(kernels), list(layers)

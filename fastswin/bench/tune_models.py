@@ -23,10 +23,10 @@ import torch
 from fastswin.bench.failures import release_memory
 from fastswin.bench.suites import choose_device
 from fastswin.bench.timing import Clock, make_clock
-from fastswin.bench.tune import Tuner, TuneResult, tuning_group
+from fastswin.bench.tune import Tuner, TuneResult
 from fastswin.bench.tune_compile import CompilePool
 from fastswin.bench.tune_select import Case, Comparison, Proposal, Selection
-from fastswin.bench.tune_units import Unit, problems_of, propose, rows_of
+from fastswin.bench.tune_units import Unit, problems_of, propose, rows_of, tuning_group
 from fastswin.bench.tune_whole import Measured, WholeModel, heuristic_plan
 from fastswin.engine.engine import GRAPH_BATCH_SIZES
 from fastswin.engine.precision import find_precision

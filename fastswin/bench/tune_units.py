@@ -25,6 +25,9 @@ from fastswin.tuning.problem import KernelProblem, make_problem
 
 Problem = LayerProblem | KernelProblem
 
+#: Launches and layers of a model at one batch.
+Group = tuple[list[KernelProblem], list[LayerProblem]]
+
 
 @dataclasses.dataclass(frozen=True)
 class Unit:
@@ -101,6 +104,27 @@ def stage_problems(
             config.head_dim(stage), config.version == 2,
         )  # fmt: skip
     return StageProblems(layers, attention)
+
+
+def tuning_group(config: SwinConfig, plan: ModelPlan, precision: str) -> Group:
+    """Launches and layers that a table is asked about for a model and batch, without repeats.
+
+    Args:
+        config: the model, at its own image size.
+        plan: its plan without a table.
+        precision: "fp16", "bf16", "fp32" or "tf32"; the last two have attention alone to tune.
+    """
+    kernels: dict[KernelProblem, None] = {}
+    layers: dict[LayerProblem, None] = {}
+    for stage in range(config.num_stages):
+        problems = stage_problems(config, plan, stage, precision)
+        layers |= dict.fromkeys(problems.layers.values())
+        if problems.attention is not None:
+            kernels[problems.attention] = None
+    for layer in layers:
+        for launches in layer.forms().values():
+            kernels |= dict.fromkeys(launches)
+    return list(kernels), list(layers)
 
 
 def propose(config: SwinConfig, plan: ModelPlan, precision: str, times: Times) -> dict[Unit, float]:

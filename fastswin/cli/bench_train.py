@@ -11,6 +11,7 @@ from fastswin.bench import train, train_scaling
 from fastswin.bench.problems import Problem
 from fastswin.bench.record import DEFAULT_ROOT
 from fastswin.bench.train_contenders import DTYPES, VARIANTS
+from fastswin.bench.train_scaling_plan import AVERAGING, ScalingPlan
 from fastswin.cli.exit_codes import CheckFailedError
 from fastswin.cli.options import Json, split_list, split_numbers
 from fastswin.cli.output import Progress, note, print_json, print_table
@@ -59,15 +60,14 @@ def bench_train(
         if len(names) != 1 or len(batches) != 1 or len(variants) > 1:
             raise ValueError("--suite scaling takes one --model, one --batch and one --variant")
         with Progress("bench") as progress:
-            document, wrong = train_scaling.run(
+            plan = ScalingPlan(
                 Problem(names[0], dtype, batches[0]),
                 split_numbers(gpus, "--gpus") or [1, 2, 4],
                 variants[0] if variants else "fastswin",
-                out,
                 seconds,
-                progress=progress.say,
-                averaging=split_list(averaging, "--averaging") or train_scaling.AVERAGING[:1],
+                split_list(averaging, "--averaging") or AVERAGING[:1],
             )
+            document, wrong = train_scaling.run(plan, out, progress=progress.say)
     else:
         names = names or list(train.DEFAULT_MODELS)
         problems = [Problem(name, dtype, size) for name in names for size in batches]

@@ -6,7 +6,8 @@ another Triton. A refused row means the heuristic, and the reason is kept; so do
 models gained nothing from. Looking up is a search in a sorted list: nothing is ever measured here.
 
 A row answers for its own dtype and for those in its ``also``: fp16 and bf16 are the same bytes
-through the same instructions, and the tuner has compiled and checked the twin (bench/tune.py).
+through the same instructions, and the tuner has compiled and checked the twin
+(bench/tune_twins.py).
 """
 
 from __future__ import annotations

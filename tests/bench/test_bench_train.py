@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import dataclasses
 import json
 import sys
@@ -9,11 +10,13 @@ import sys
 import pytest
 import torch
 
-from fastswin.bench import train, train_contenders, train_scaling
+from fastswin.bench import train, train_contenders, train_scaling, train_scaling_worker
 from fastswin.bench.problems import Problem
 from fastswin.bench.process_group import run_group
 from fastswin.bench.roofline import Ceilings
 from fastswin.bench.source import build_source
+from fastswin.bench.train_scaling_group import FirstProcesses
+from fastswin.bench.train_scaling_plan import ScalingPlan, add_options, read_plan
 from fastswin.models import SwinConfig
 
 CONFIG = SwinConfig(
@@ -112,8 +115,8 @@ def test_scaling_worker_alone(problem, tmp_path):
         "gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1
     )
     try:
-        cpu, reported = torch.device("cpu"), []
-        found = train_scaling.worker(problem, "fastswin", [1], 0.05, cpu, reported.extend)
+        plan, reported = ScalingPlan(problem, [1], seconds=0.05), []
+        found = train_scaling_worker.work(plan, torch.device("cpu"), reported.extend)
     finally:
         torch.distributed.destroy_process_group()
     assert found == reported
@@ -124,11 +127,11 @@ def test_scaling_worker_alone(problem, tmp_path):
 @pytest.mark.parametrize("apart", [0.0, 1e-7], ids=["equal", "apart"])
 def test_scaling_sees_parameters_that_differ(problem, monkeypatch, apart):
     """The other process is a stand-in whose parameters are ours plus ``apart``."""
-    dist = train_scaling.dist
+    dist = torch.distributed
     monkeypatch.setattr(dist, "new_group", lambda ranks: None)
     other = {dist.ReduceOp.MIN: torch.minimum, dist.ReduceOp.MAX: torch.maximum}
     monkeypatch.setattr(dist, "all_reduce", lambda t, op, group: t.copy_(other[op](t, t + apart)))
-    group = train_scaling._Group(2, torch.device("cpu"))
+    group = FirstProcesses(2, torch.device("cpu"))
     assert group.same([torch.randn(3, 4), torch.randn(5)]) == (apart == 0.0)
     source = build_source(problem)
     images, labels = torch.randn(2, 3, 32, 32), torch.tensor([1, 3])
@@ -138,11 +141,22 @@ def test_scaling_sees_parameters_that_differ(problem, monkeypatch, apart):
     monkeypatch.setattr(group, "agrees_to_go_on", lambda mine: False)
     if apart:
         with pytest.raises(RuntimeError, match="parameters of 2 processes differ"):
-            train_scaling._samples(trainee, images, labels, group, 0.01)
+            train_scaling_worker.time_steps(trainee, images, labels, group, 0.01)
     else:
-        assert len(train_scaling._samples(trainee, images, labels, group, 0.01)) == 1
+        assert len(train_scaling_worker.time_steps(trainee, images, labels, group, 0.01)) == 1
         steps = {int(state["step"]) for state in trainee.optimizer.state.values()}
-        assert steps == {1 + train_scaling.STEPS_PER_SAMPLE}  # not the step before
+        assert steps == {1 + train_scaling_worker.STEPS_PER_SAMPLE}  # not the step before
+
+
+def test_scaling_plan_reaches_the_processes():
+    """What the launcher writes on a command line is what a process reads from it."""
+    named = Problem("swin_base_patch4_window7_224", "fp16", 3)
+    plan = ScalingPlan(named, (1, 4, 2), "fastswin-graph", 0.25, ("graph", "ddp"))
+    assert plan.processes == 4
+    assert plan.runs == [(1, "none"), (2, "graph"), (4, "graph"), (2, "ddp"), (4, "ddp")]
+    parser = argparse.ArgumentParser()
+    add_options(parser)
+    assert read_plan(parser.parse_args(plan.words())) == plan
 
 
 def test_scaling_efficiency_and_command(problem, tmp_path):
@@ -150,13 +164,14 @@ def test_scaling_efficiency_and_command(problem, tmp_path):
     assert [r["efficiency"] for r in train_scaling.with_efficiency(rates)] == [1.0, 0.95]
     assert train_scaling.with_efficiency(rates[1:])[0]["efficiency"] is None
     answer = tmp_path / "records.json"
-    command = train_scaling.launch_command(problem, [1, 4], "fastswin", 5.0, answer)
+    command = train_scaling.launch_command(ScalingPlan(problem, [1, 4]), answer)
     assert "--nproc-per-node=4" in command
+    assert command[command.index("--answer") + 1] == str(answer)
     assert command[command.index("--gpus") + 1] == "1,4"
     assert command[command.index("--batch") + 1] == "2"
     assert command[command.index("--averaging") + 1] == "ddp"
     with pytest.raises(ValueError, match="averaging must be of ddp, graph, got"):
-        train_scaling.run(problem, [1], averaging=["mean"])
+        ScalingPlan(problem, [1], averaging=["mean"])
     with pytest.raises(ValueError, match="variant must end with -graph"):
         train_contenders.build_trainee(
             "fastswin", build_source(problem), "fp32", torch.device("cpu"),

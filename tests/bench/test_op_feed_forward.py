@@ -8,6 +8,8 @@ import pytest
 import torch
 
 from fastswin.bench import op_feed_forward as bench
+from fastswin.bench import op_feed_forward_check as check
+from fastswin.bench import op_feed_forward_timing as timing
 from fastswin.bench.op_feed_forward_problems import (
     PROBLEMS,
     FeedForwardProblem,
@@ -23,9 +25,9 @@ FUSED = FusedConfig(16, 64, 4, 1)
 
 @pytest.fixture
 def one_configuration(monkeypatch):
-    monkeypatch.setattr(bench, "ROUNDS", 1)
-    for name in ("forward_candidates", "backward_candidates"):
-        monkeypatch.setattr(bench, name, lambda problem: [FUSED])
+    monkeypatch.setattr(timing, "ROUNDS", 1)
+    for direction in timing.CANDIDATES:
+        monkeypatch.setitem(timing.CANDIDATES, direction, lambda problem: [FUSED])
 
 
 def test_right_configurations_are_timed(one_configuration, tmp_path):
@@ -39,12 +41,11 @@ def test_right_configurations_are_timed(one_configuration, tmp_path):
 
 
 def test_wrong_configurations_have_no_time(one_configuration, monkeypatch, tmp_path):
-    right = bench.both
-    monkeypatch.setattr(bench, "both", lambda o, c: (right(o, c)[0] + 1, *right(o, c)[1:]))
-    log, device = bench.Log(tmp_path), torch.device("cpu")
-    judge = bench.Judge.of(TINY, device, torch.float16)
-    o = TINY.make(device, torch.float16)
-    assert bench.time_direction(TINY, "forward", [None], o, judge, device, log) == {}
+    right = check.both
+    monkeypatch.setattr(check, "both", lambda o, c: (right(o, c)[0] + 1, *right(o, c)[1:]))
+    log = timing.Log(tmp_path)
+    timer = timing.ProblemTimer(TINY, torch.device("cpu"), torch.float16, log)
+    assert timer.time_direction("forward", [None]) == {}
     assert log.records[0]["red"].startswith("y: max error")
     assert "median_ms" not in log.records[0]
 

@@ -11,11 +11,12 @@ import torch
 
 from fastswin.bench import tune, tune_search
 from fastswin.bench.timing import HostClock
-from fastswin.bench.tune import Tuner, tuning_group
+from fastswin.bench.tune import Tuner
 from fastswin.bench.tune_launch import make_bench
 from fastswin.bench.tune_models import parse_batches, parse_models, tune_models
 from fastswin.bench.tune_search import make_check, search
 from fastswin.bench.tune_select import MOST_LOSS
+from fastswin.bench.tune_units import tuning_group
 from fastswin.bench.tune_whole import heuristic_plan
 from fastswin.engine import Engine
 from fastswin.engine.plan import make_plan

@@ -9,11 +9,11 @@ import time
 import pytest
 import torch
 
-from fastswin.bench import tune, tune_models, tune_whole
+from fastswin.bench import tune_models, tune_twins, tune_whole
 from fastswin.bench.timing import HostClock
-from fastswin.bench.tune import Tuner, tuning_group
+from fastswin.bench.tune import Tuner
 from fastswin.bench.tune_select import Comparison, Proposal, Selection
-from fastswin.bench.tune_units import Times, Unit, problems_of, propose, rows_of
+from fastswin.bench.tune_units import Times, Unit, problems_of, propose, rows_of, tuning_group
 from fastswin.bench.tune_whole import Measured, time_captures
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
@@ -281,8 +281,8 @@ def test_rows_answer_for_bf16_where_it_compiles_and_is_right(tuner, fault, monke
         seen.append(bench.problem)
         return lambda config: "results differ from run to run" if fault == "check" else None
 
-    monkeypatch.setattr(tune, "make_check", check_of)
-    monkeypatch.setattr(tune, "make_bench", lambda problem, device: type("B", (), {
+    monkeypatch.setattr(tune_twins, "make_check", check_of)
+    monkeypatch.setattr(tune_twins, "make_bench", lambda problem, device: type("B", (), {
         "problem": problem}))  # fmt: skip
     tuner.document["configs"].pop()  # the foreign row
     tuner.decide({qkv_units(2)[0]: "gain"}, [], "fp16")

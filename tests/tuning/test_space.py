@@ -7,8 +7,7 @@ import dataclasses
 import pytest
 import torch
 
-from fastswin.bench.tune import tuning_group
-from fastswin.bench.tune_units import stage_problems
+from fastswin.bench.tune_units import stage_problems, tuning_group
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.models import VARIANTS, find_variant
