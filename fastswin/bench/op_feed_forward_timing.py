@@ -26,11 +26,10 @@ from fastswin.bench.op_feed_forward_problems import (
     backward_candidates,
     forward_candidates,
 )
+from fastswin.bench.queued_calls import ROUNDS, queued_ms
 from fastswin.ops.feed_forward.config import EpilogueConfig, FeedForwardConfig, FusedConfig
 
-CALLS, ROUNDS = 10, 3
-
-#: About 4 ms in which the host queues the calls of one round.
+#: About 4 ms in which the host queues a round of calls, several launches each.
 HEAD_START_CYCLES = 8_000_000
 
 #: What is tried in each direction beside the library.
@@ -67,25 +66,16 @@ class Log:
 
 
 def median_ms(call: Call, device: torch.device) -> float:
-    """Median over rounds of back-to-back calls, queued behind a wait so that no launch is seen."""
+    """Median milliseconds a call; on a CPU, of as many single ones as rounds."""
+    if device.type == "cuda":
+        return queued_ms(call, HEAD_START_CYCLES)
     call()
-    times = []
+    times_ms = []
     for _ in range(ROUNDS):
-        if device.type != "cuda":
-            began = time.perf_counter()
-            call()
-            times.append((time.perf_counter() - began) * 1e3)
-            continue
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda.synchronize()
-        torch.cuda._sleep(HEAD_START_CYCLES)
-        start.record()
-        for _ in range(CALLS):
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / CALLS)
-    return sorted(times)[ROUNDS // 2]
+        began = time.perf_counter()
+        call()
+        times_ms.append((time.perf_counter() - began) * 1e3)
+    return sorted(times_ms)[ROUNDS // 2]
 
 
 class ProblemTimer:

@@ -18,15 +18,9 @@ import torch
 from fastswin.bench.failures import describe, release_memory
 from fastswin.bench.op_softmax_candidates import configurations
 from fastswin.bench.op_softmax_problems import PROBLEMS, SCALE, Inputs, SoftmaxProblem
+from fastswin.bench.queued_calls import queued_ms
 from fastswin.bench.roofline import measure_ceilings
 from fastswin.ops.masked_softmax.config import SoftmaxConfig
-
-#: Rounds of timed calls per configuration; the median round counts.
-ROUNDS = 3
-CALLS = 10
-
-#: About 2 ms in which the host queues the calls of one round.
-HEAD_START_CYCLES = 4_000_000
 
 #: Swept unless cases are named: the others have the same kernels on fewer rows.
 SWEPT = tuple(
@@ -105,23 +99,6 @@ def _compile(job: Job) -> str:
     except Exception as error:
         return describe(error).message
     return ""
-
-
-def _median_ms(call: Callable[[], object]) -> float:
-    """Median over rounds of back-to-back calls, queued behind a wait so that no launch is seen."""
-    call()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(ROUNDS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(HEAD_START_CYCLES)
-        start.record()
-        for _ in range(CALLS):
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / CALLS)
-    return sorted(times)[ROUNDS // 2]
 
 
 def _describe(config: SoftmaxConfig | None) -> str:
@@ -214,7 +191,7 @@ def _sweep_one(
             if wrong:
                 print(f"{problem.case} {direction} {_describe(config)}: WRONG, {wrong}", flush=True)
                 continue
-            rows.append((_median_ms(call), _describe(config)))
+            rows.append((queued_ms(call), _describe(config)))
         except Exception as error:
             print(f"{problem.case} {direction} {_describe(config)}: {describe(error).message}")
     shown = sorted(rows)[:BEST]

@@ -17,6 +17,7 @@ import torch
 
 from fastswin.bench.failures import describe, release_memory
 from fastswin.bench.op_window_attention_problems import PROBLEMS, AttentionProblem
+from fastswin.bench.queued_calls import queued_ms
 from fastswin.ops.window_attention.backward_config import (
     BackwardConfig,
     TileConfig,
@@ -27,10 +28,8 @@ from fastswin.ops.window_attention.backward_config import (
     takes_whole_windows,
 )
 
-CALLS, ROUNDS, BEST = 10, 3, 8
-
-#: About 2 ms in which the host queues the calls of one round.
-HEAD_START_CYCLES = 4_000_000
+#: Configurations printed of each problem.
+BEST = 8
 
 Job = tuple[AttentionProblem, BackwardConfig]
 
@@ -120,23 +119,6 @@ def _compile(job: Job) -> str:
     return ""
 
 
-def _median_ms(call: Callable[[], object]) -> float:
-    """Median over rounds of back-to-back calls, queued behind a wait so that no launch is seen."""
-    call()
-    torch.cuda.synchronize()
-    times = []
-    for _ in range(ROUNDS):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-        torch.cuda._sleep(HEAD_START_CYCLES)
-        start.record()
-        for _ in range(CALLS):
-            call()
-        end.record()
-        torch.cuda.synchronize()
-        times.append(start.elapsed_time(end) / CALLS)
-    return sorted(times)[ROUNDS // 2]
-
-
 def sweep(device: torch.device, names: Sequence[str], workers: int, deadline_s: float) -> None:
     """Compile, time and print; problems that do not fit the deadline are named."""
     start = time.monotonic()
@@ -158,7 +140,7 @@ def sweep(device: torch.device, names: Sequence[str], workers: int, deadline_s: 
             if (problem, config) in failed:
                 continue
             try:
-                rows.append((_median_ms(_call(problem, config, device)), config))
+                rows.append((queued_ms(_call(problem, config, device)), config))
             except Exception as error:
                 print(f"{problem.case} {config}: {describe(error).message}")
         default = configurations(problem)[0]

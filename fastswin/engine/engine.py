@@ -118,8 +118,8 @@ class Engine:
             )
         self._backends = BackendSelector(backend, self.device, self._precision, impl)
         blockers = [why_not_triton(self.device, self._precision.dtype)]
-        if choose_impl(impl, "Engine", blockers) == "triton":
-            begin_hashing_compiler()
+        if choose_impl(impl, "Engine", blockers) == "triton" and self.device.type == "cuda":
+            begin_hashing_compiler()  # the interpreter needs no key
         self._table, self._tuning = find_device_table(tuning, self.device)
         if self._table is not None and self._precision.quantized:
             self._table, self._tuning = None, "off: tables were measured without 8-bit layers"

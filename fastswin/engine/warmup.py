@@ -49,7 +49,7 @@ def kernel_calls(
 def begin_hashing_compiler() -> None:
     """Let Triton hash its own library (0.3 s), part of every cache key, while weights are read.
 
-    It keeps the hash; where it does not know the function (private, Triton 3.4 to 3.8 have it) the
+    It keeps the hash; where it does not know the function (private; Triton 3.6 and 3.8 have it) the
     first compilation computes it as before.
     """
     from triton.runtime import cache
