@@ -75,6 +75,7 @@ def choose_forms(
     M: int,
     precision: Precision,
     table: TuningTable | None,
+    hopper_qkv: bool = False,
 ) -> tuple[dict[str, str], dict[str, str]]:
     """Words of plan.py for every layer of a stage, and reasons for what is not the fastest form.
 
@@ -83,6 +84,7 @@ def choose_forms(
         M: tokens of the batch in this stage.
         precision: what is computed in.
         table: measurements, or None.
+        hopper_qkv: whether qkv as a plain product is ours (ops/hopper_gemm), not the library's.
     """
     C = config.dim(stage)
     choice = {"attention": "triton", "merge": "triton"}
@@ -99,6 +101,8 @@ def choose_forms(
     choice["proj"] = "library"
     post_norm = config.version == 2
     _choose_qkv(choice, reasons, C, M, post_norm)
+    if hopper_qkv and choice["qkv"] == "library":
+        choice["qkv"], reasons["qkv"] = "tiled", "the Hopper product is faster than the library's"
     _choose_mlp(choice, reasons, C, M, config.hidden_dim(stage), post_norm)
     layers = stage_layers(precision.name, M, C, config.hidden_dim(stage), post_norm)
     for name, layer in layers.items():

@@ -4,7 +4,8 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
 
     qkv    "fused"    LayerNorm inside the GEMM (x-stationary): small C, or small C and M
            "library"  our LayerNorm, then the library's GEMM
-           "tiled"    our LayerNorm, then our GEMM: where a tuning table says so
+           "tiled"    our LayerNorm, then our GEMM: many rows on compute capability 9 (hopper_gemm),
+                      or where a tuning table says so
            "inside"   in attention's kernel
     attn   "triton"   shift, partition, bias, mask, softmax in one kernel
            "fused"    LayerNorm (unless a join in front has it) and qkv in it as well
@@ -69,7 +70,7 @@ from fastswin.engine.tf32 import (
 )
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
-from fastswin.ops.hopper_gemm.config import hopper_reason
+from fastswin.ops.hopper_gemm.config import hopper_reason, measured_config
 from fastswin.ops.linear.api import InputPrecision
 from fastswin.ops.patch_embed.api import patch_embed_blocker
 from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
@@ -243,7 +244,12 @@ def _plan_stage(
         M = max(batch, 1) * map_size[0] * map_size[1]
         few_rows = pdl and M * C <= SMALL_STAGE_VALUES and _holds_small_forms(device)
         measured = None if few_rows else table
-        choice, reasons = choose_forms(config, stage, M, precision, measured)
+        hopper_qkv = None
+        if precision.half and not few_rows:
+            hopper_qkv = measured_config("plain", M, 3 * C, C, precision.dtype, device)
+        choice, reasons = choose_forms(
+            config, stage, M, precision, measured, hopper_qkv is not None
+        )
         if few_rows:
             if table is not None:
                 reasons["tuning"] = f"{M} rows: no table, whose launches are not programmatic"
@@ -254,6 +260,8 @@ def _plan_stage(
         launch |= tuned_launch(
             config, stage, max(batch, 1), image_size, precision, choice, measured
         )
+        if choice["qkv"] == "tiled" and hopper_qkv is not None:
+            launch.setdefault("qkv", hopper_qkv)
         if precision.tf32:
             choose_tf32_products(
                 TF32_PRODUCTS, choice, reasons, launch, version=config.version, M=M, C=C,

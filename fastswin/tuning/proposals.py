@@ -72,8 +72,8 @@ def _hopper(problem: KernelProblem, card: Card) -> Iterator[HopperGemmConfig]:
     if card.capability[0] != 9 or problem.itemsize != 2 or d["residual"]:
         return
     for config in HOPPER_TILES:
-        found = schedule(problem.rows, d["N"], d["K"], config, card.multiprocessors)
-        if found.tiles >= config.groups * card.multiprocessors:
+        found = schedule(problem.rows, d["N"], d["K"], config, card.multiprocessors, halve=True)
+        if found.rounds or found.tiles >= config.groups * card.multiprocessors:
             yield config
 
 

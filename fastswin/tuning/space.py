@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2
 from fastswin.ops.hopper_gemm.config import (
+    Form,
     HopperGemmConfig,
     chosen_config,
     config_blocker,
@@ -139,15 +140,14 @@ def operand_bytes(problem: KernelProblem, config: LaunchConfig) -> int:
 
 
 def _default_hopper(problem: KernelProblem, card: Card) -> HopperGemmConfig | None:
-    """The Hopper product where the engine takes it for fc1, as ops.linear decides."""
+    """The Hopper product where the engine takes it, for fc1 as ops.linear decides and for qkv."""
     d = problem.dims
-    if not d["gelu"] or d["residual"] or problem.itemsize != 2 or card.capability[0] != 9:
+    if d["residual"] or problem.itemsize != 2 or card.capability[0] != 9:
         return None
     if shape_blocker(d["N"], d["K"], problem.itemsize) or gluon_blocker():
         return None
-    return chosen_config(
-        "linear", problem.rows, d["N"], d["K"], problem.itemsize, card.multiprocessors
-    )
+    form: Form = "linear" if d["gelu"] else "plain"
+    return chosen_config(form, problem.rows, d["N"], d["K"], problem.itemsize, card.multiprocessors)
 
 
 def _hopper_blocker(

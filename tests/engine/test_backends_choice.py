@@ -108,12 +108,12 @@ def test_auto_without_runtimes(missing):
         cpu_engine(model, "int8", backend="auto", calibration=calibration)
 
 
-def wrong_answers(monkeypatch, runtime):
+def wrong_answers(monkeypatch, runtime, by=0.01):
     compiled = runtime.compile
 
     def compile_wrongly(self, emitter, outputs):
         run = compiled(self, emitter, outputs)
-        return lambda images: [array + 0.01 for array in run(images)]
+        return lambda images: [array + by for array in run(images)]
 
     monkeypatch.setattr(runtime, "compile", compile_wrongly)
 
@@ -134,7 +134,8 @@ def test_auto_ends_at_pytorch_and_int8_has_no_such_end(monkeypatch):
     def fail(self, emitter, outputs):
         raise RuntimeError("no such kernel\nand a long trace")
 
-    wrong_answers(monkeypatch, OpenVino)
+    # more than bf16 loses where the CPU multiplies in it (AVX-512 BF16)
+    wrong_answers(monkeypatch, OpenVino, by=0.1)
     monkeypatch.setattr(OnnxRuntime, "compile", fail)
     model = small()
     engine = cpu_engine(model, "bf16", backend="auto")

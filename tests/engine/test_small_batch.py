@@ -33,6 +33,7 @@ def hopper(monkeypatch) -> torch.device:
     """A GPU of compute capability 9.0 to the planner, which asks it nothing else."""
     monkeypatch.setattr("fastswin.engine.plan.why_not_triton", lambda *_: None)
     monkeypatch.setattr("fastswin.engine.plan.hopper_reason", lambda *_: {})
+    monkeypatch.setattr("fastswin.engine.plan.measured_config", lambda *_: None)
     for question, answer in (("device_capability", (9, 0)), ("multiprocessor_count", 132)):
         monkeypatch.setattr(f"fastswin.engine.plan.{question}", lambda _, answer=answer: answer)
     return torch.device("cuda")

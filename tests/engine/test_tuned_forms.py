@@ -15,6 +15,8 @@ from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.engine.tuned import attention_kernel, stage_kernels, stage_layers
+from fastswin.models.variants import find_variant
+from fastswin.ops.hopper_gemm.config import PLAIN_CONFIG, chosen_config
 from fastswin.tuning.card import H100
 from fastswin.tuning.document import empty_document
 from fastswin.tuning.problem import config_to_dict
@@ -92,3 +94,31 @@ def test_tuned_tiles_differ_from_the_heuristics():
     table = table_for(config, "fused", "library")
     kernels = stage_kernels("fp16", BATCH * 4 * 5, 32, 128, False, "fused", "library")
     assert any(table.config(p) != default_for(p, CARD) for p in kernels.values())
+
+
+def test_without_a_table_qkv_of_many_rows_is_the_hopper_product(monkeypatch):
+    """Where its tiles fill the card; a table that prefers the library is heard."""
+    monkeypatch.setattr("fastswin.engine.plan.measured_config", chosen_on_an_h200)
+    config = find_variant("swin_base_patch4_window7_224")
+
+    def qkv_of(batch, table=None):
+        plan = make_plan(config, batch, config.image_size, CPU, HALF, "triton", table, False, {})
+        return [(stage.qkv, stage.launch.get("qkv")) for stage in plan.stages]
+
+    ours, library, fused = ("tiled", PLAIN_CONFIG), ("library", None), ("fused", None)
+    assert qkv_of(32) == [fused, ours, ours, library]  # 13 x 24 tiles of 1,024 channels: library
+    assert qkv_of(1) == [fused, library, library, library]
+    H, W = config.map_size(2)
+    layer = stage_layers("fp16", 32 * H * W, config.dim(2), config.hidden_dim(2), False)["qkv"]
+    document = empty_document(CARD)
+    document["choices"].append({
+        "layer": "qkv", "dtype": "fp16", "triton": "3.6", "shape": layer.dims, "rows": layer.rows,
+        "range": [layer.rows, layer.rows], "choice": "library", "latency_us": {"library": 1.0},
+        "verdict": "gain",
+    })  # fmt: skip
+    table = TuningTable(document, CARD, "3.6.1", "test.json")
+    assert qkv_of(32, table) == [fused, ours, library, library]
+
+
+def chosen_on_an_h200(form, M, N, K, dtype, device):
+    return chosen_config(form, M, N, K, dtype.itemsize, 132)

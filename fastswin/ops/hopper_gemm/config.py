@@ -79,16 +79,20 @@ class HopperGemmConfig:
 DEFAULT_CONFIG = HopperGemmConfig(128, 128, 64, stages=5)
 DEFAULT_BACKWARD = HopperGemmConfig(128, 128, 64, stages=4, buffers=3)
 
-#: What is computed behind the product: bias and GELU, the same with the pre-activation kept, or
-#: GELU's derivative with sums over columns.
-Form = Literal["linear", "training", "backward"]
+#: What is computed behind the product: bias and GELU, the bias alone, bias and GELU with the
+#: pre-activation kept, or GELU's derivative with sums over columns.
+Form = Literal["linear", "plain", "training", "backward"]
+
+#: Groups of 4 warps with the bias behind the products: fewer instructions where products bind.
+PLAIN_CONFIG = HopperGemmConfig(128, 128, 64, stages=5, warps=4, bias_first=False)
 
 #: Tiles by form and input channels where an H200 showed the product right and faster than the own
 #: kernels of ops.linear (with GELU) and ops.feed_forward, by 1.03 to 1.19, 1.32 to 1.50 and 1.21 to
-#: 1.25 (docs/performance.md).
+#: 1.25, and plain than the library, by 1.10 to 1.37 (docs/performance.md).
 MEASURED: dict[tuple[Form, int], HopperGemmConfig] = {
     **{("linear", K): DEFAULT_CONFIG for K in (96, 192, 384, 512)},
-    ("linear", 768): HopperGemmConfig(128, 128, 64, 5, warps=4, bias_first=False),
+    ("linear", 768): PLAIN_CONFIG,
+    **{("plain", K): PLAIN_CONFIG for K in (192, 256, 384, 512, 768)},
     **{("training", K): DEFAULT_CONFIG for K in (256, 384, 512)},
     **{("backward", K): DEFAULT_BACKWARD for K in (256, 512)},
     ("backward", 384): HopperGemmConfig(128, 64, 64, 5, groups=3, warps=4, buffers=2),
@@ -103,25 +107,41 @@ class Schedule:
     """Who computes what.
 
     Attributes:
-        tiles: output tiles of the launch.
+        tiles: output tiles of the launch, halves counted as such.
         programs: programs of the launch.
         steps: steps along K of one tile.
+        columns: tiles side by side.
+        rounds: whole tiles of every program where halves follow; 0 without halves.
     """
 
     tiles: int
     programs: int
     steps: int
-
-    @property
-    def rounds(self) -> int:
-        """Output tiles of the busiest program."""
-        return cdiv(self.tiles, self.programs) if self.programs else 0
+    columns: int
+    rounds: int = 0
 
 
-def schedule(M: int, N: int, K: int, config: HopperGemmConfig, multiprocessors: int) -> Schedule:
-    """Tiles, programs and steps of a product; one program per multiprocessor at most."""
-    tiles = cdiv(M, config.block_m) * cdiv(N, config.block_n)
-    return Schedule(tiles, min(tiles, multiprocessors), cdiv(K, config.block_k))
+def schedule(
+    M: int, N: int, K: int, config: HopperGemmConfig, multiprocessors: int, halve: bool = False
+) -> Schedule:
+    """Tiles, programs and steps of a product; one program per multiprocessor at most.
+
+    Args:
+        M, N, K: rows, output and input channels.
+        config: tiles.
+        multiprocessors: of the GPU.
+        halve: whether tiles beyond the last full round become halves where each program then has
+            one at most: 588 tiles on 132 multiprocessors are four rounds and 120 halves instead of
+            five rounds, 7 % less time. Two halves for a program take as long as a tile.
+    """
+    columns = cdiv(N, config.block_n)
+    tiles = cdiv(M, config.block_m) * columns
+    programs, steps = min(tiles, multiprocessors), cdiv(K, config.block_k)
+    if halve and programs:
+        rounds, left = divmod(tiles, programs)
+        if 0 < 2 * left <= programs:
+            return Schedule(tiles + left, programs, steps, columns, rounds)
+    return Schedule(tiles, programs, steps, columns)
 
 
 def shape_blocker(N: int, K: int, itemsize: int) -> str | None:
@@ -200,8 +220,10 @@ def chosen_config(
     config = CHOSEN.get((form, K))
     if config is None or config_blocker(config, form, itemsize) is not None:
         return None
-    # fewer tiles leave a warp group without work while the other is in its epilogue
-    enough = schedule(M, N, K, config, multiprocessors).tiles >= 2 * multiprocessors
+    # fewer tiles leave a warp group without work while the other is in its epilogue; with GELU half
+    # a tile for the second group is enough (1,568 x 384 to 1,536: 7.9 us, ops.linear's own 9.2)
+    plan = schedule(M, N, K, config, multiprocessors, halve=form == "linear")
+    enough = plan.rounds > 0 or plan.tiles >= 2 * multiprocessors
     return config if enough else None
 
 

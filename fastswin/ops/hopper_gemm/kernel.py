@@ -18,6 +18,9 @@ slot waits for the phase before the first, which a fresh barrier counts as compl
 A phase is known by its parity only, so nobody may wait for a filling before the one ahead of it has
 come. A group skips the others' tiles: it starts the products of tile i when those of tile i - 1
 have all been issued (``turn``). That also keeps the tensor cores to one tile at a time.
+
+Tiles beyond the last full round would leave most multiprocessors idle; where each program then has
+one at most, they are cut into a left and a right half (``HALVES``, forward only).
 """
 
 from __future__ import annotations
@@ -67,24 +70,39 @@ def _start_barriers(
 
 
 @gluon.jit
-def _tile(i, tiles_n):
-    """Row and column tile of this program's i-th tile; columns fastest: neighbours share rows."""
+def _tile(i, rounds, tiles_n, BLOCK_N: gl.constexpr, HALVES: gl.constexpr):
+    """Row tile, first column and whether it is half of this program's i-th tile.
+
+    Columns fastest, so that neighbours share rows. With HALVES each program has ``rounds`` whole
+    tiles; then come the left and right halves of those that would not fill another round.
+    """
     tile = gl.program_id(0) + i * gl.num_programs(0)
-    return tile // tiles_n, tile % tiles_n
+    if HALVES:
+        half = i == rounds
+        if half:
+            tile = rounds * gl.num_programs(0) + gl.program_id(0) // 2
+        col = tile % tiles_n * BLOCK_N
+        if half:
+            col += gl.program_id(0) % 2 * (BLOCK_N // 2)
+        return tile // tiles_n, col, half
+    else:
+        return tile // tiles_n, tile % tiles_n * BLOCK_N, gl.to_tensor(False)
 
 
 @gluon.jit
 def _load_tiles(
-    x_desc, w_desc, pre_desc, x_ring, w_ring, staging, full, empty, staged, unstaged, count, steps,
-    tiles_n,
+    x_desc, w_desc, pre_desc, x_ring, w_ring, staging, full, empty, staged, unstaged, count, rounds,
+    steps, tiles_n,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
-    GROUPS: gl.constexpr, BUFFERS: gl.constexpr, BACKWARD: gl.constexpr,
+    GROUPS: gl.constexpr, BUFFERS: gl.constexpr, BACKWARD: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
-    """The loading warp: operands of every step, and in the backward ``pre`` of every tile."""
+    """The loading warp: operands of every step, and in the backward ``pre`` of every tile.
+
+    Weights of half a tile come with their neighbours', which nobody reads.
+    """
     for i in range(count):
-        tile_m, tile_n = _tile(i, tiles_n)
+        tile_m, col, _ = _tile(i, rounds, tiles_n, BLOCK_N, HALVES)
         row = tile_m * BLOCK_M
-        col = tile_n * BLOCK_N
         for k in range(steps):
             step = i * steps + k
             slot = step % STAGES
@@ -111,6 +129,18 @@ def _load_tiles(
 
 
 @gluon.jit
+def _begin_sums(
+    bias_ptr, col, N, BLOCK_M: gl.constexpr, WIDTH: gl.constexpr, BIAS_FIRST: gl.constexpr,
+    EVEN_N: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """What a tile's sums start from."""
+    acc = gl.zeros([BLOCK_M, WIDTH], gl.float32, LAYOUT)
+    if BIAS_FIRST:  # it has come before the group's turn has
+        acc += _load_bias(bias_ptr, col, N, WIDTH, EVEN_N, LAYOUT)[None, :]
+    return acc
+
+
+@gluon.jit
 def _multiply(
     acc, x_ring, w_ring, full, empty, turn, i, steps,
     GROUP: gl.constexpr, GROUPS: gl.constexpr, STAGES: gl.constexpr, BACKWARD: gl.constexpr,
@@ -124,7 +154,7 @@ def _multiply(
         if BACKWARD:
             w = w_ring.index(slot)
         else:
-            w = w_ring.index(slot).permute((1, 0))
+            w = w_ring.index(slot).slice(0, acc.shape[1]).permute((1, 0))
         flying = warpgroup_mma(x_ring.index(slot), w, acc, is_async=True)
         acc = warpgroup_mma_wait(1, deps=(flying,))
         mbarrier.arrive(empty.index((step + STAGES - 1) % STAGES), count=1, pred=k > 0)
@@ -147,6 +177,28 @@ def _split(tile, PARTS: gl.constexpr):
 
 
 @gluon.jit
+def _widen(tile, LAYOUT: gl.constexpr):
+    """A tile of twice the columns, the given one on its left; each thread keeps what it holds."""
+    both = gl.join(tile, gl.zeros_like(tile)).permute((0, 2, 1))
+    wide = both.reshape((tile.shape[0], 2 * tile.shape[1]))
+    return gl.convert_layout(wide, LAYOUT, assert_trivial=True)
+
+
+@gluon.jit
+def _load_bias(bias_ptr, col, N, WIDTH: gl.constexpr, EVEN_N: gl.constexpr, LAYOUT: gl.constexpr):
+    """The bias of columns ``[col, col + WIDTH)`` in fp32.
+
+    Where tiles are whole nothing is compared: a mask of single columns made 390 of a tile's 1,300
+    instructions, none of them a wide load. Elsewhere four columns are inside together (config.py).
+    """
+    k = gl.arange(0, WIDTH, gl.SliceLayout(0, LAYOUT))
+    if EVEN_N:
+        return gl.load(bias_ptr + col + k).to(gl.float32)
+    else:
+        return gl.load(bias_ptr + col + k, mask=(col + k) // 4 < N // 4, other=0.0).to(gl.float32)
+
+
+@gluon.jit
 def _send(value, desc, at, staging):
     """Towards memory, through shared memory and the tensor copy engine, which clips at edges."""
     staging.store(value)
@@ -156,33 +208,46 @@ def _send(value, desc, at, staging):
 
 @gluon.jit
 def _finish_forward(
-    acc, staging, sent, bias_ptr, pre_desc, out_desc, row, col, N,
+    acc, staging, sent, bias_ptr, pre_desc, out_desc, row, col, half, N,
     FIRST: gl.constexpr, CHUNKS: gl.constexpr, BUFFERS: gl.constexpr, ADD_BIAS: gl.constexpr,
-    GELU: gl.constexpr, KEEP_PRE: gl.constexpr, LAYOUT: gl.constexpr,
+    EVEN_N: gl.constexpr, GELU: gl.constexpr, KEEP_PRE: gl.constexpr, LAYOUT: gl.constexpr,
 ):  # fmt: skip
     """Bias, unless the sums began with it, GELU and stores of one tile.
 
     Chunks take turns in the group's buffers; ``sent`` counts what the group has stored before.
     """
-    dtype: gl.constexpr = out_desc.dtype
-    CHUNK: gl.constexpr = out_desc.block_type.shape[1]
     parts = _split(acc, CHUNKS)
     for c in gl.static_range(CHUNKS):
-        y = gl.convert_layout(parts[c], LAYOUT, assert_trivial=True)
-        if ADD_BIAS:
-            k = col + c * CHUNK + gl.arange(0, CHUNK, gl.SliceLayout(0, LAYOUT))
-            y += gl.load(bias_ptr + k, mask=k < N, other=0.0).to(gl.float32)[None, :]
-        if KEEP_PRE:
-            pre = y.to(dtype)
-            tma.store_wait(BUFFERS - 1)  # the last store out of the same buffer
-            _send(pre, pre_desc, [row, col + c * CHUNK], staging.index(FIRST + sent % BUFFERS))
-            sent += 1
-            y = pre.to(gl.float32)
-        if GELU:
-            y = gelu(y)
-        tma.store_wait(BUFFERS - 1)
-        _send(y.to(dtype), out_desc, [row, col + c * CHUNK], staging.index(FIRST + sent % BUFFERS))
+        if 2 * c < CHUNKS or not half:
+            sent = _finish_chunk(
+                parts[c], staging, sent, bias_ptr, pre_desc, out_desc, row,
+                col + c * out_desc.block_type.shape[1], N, FIRST, BUFFERS, ADD_BIAS, EVEN_N, GELU,
+                KEEP_PRE, LAYOUT,
+            )  # fmt: skip
+
+
+@gluon.jit
+def _finish_chunk(
+    part, staging, sent, bias_ptr, pre_desc, out_desc, row, col, N,
+    FIRST: gl.constexpr, BUFFERS: gl.constexpr, ADD_BIAS: gl.constexpr, EVEN_N: gl.constexpr,
+    GELU: gl.constexpr, KEEP_PRE: gl.constexpr, LAYOUT: gl.constexpr,
+):  # fmt: skip
+    """Bias, GELU and stores of one chunk of columns; returns what the group has stored by then."""
+    dtype: gl.constexpr = out_desc.dtype
+    y = gl.convert_layout(part, LAYOUT, assert_trivial=True)
+    if ADD_BIAS:
+        y += _load_bias(bias_ptr, col, N, out_desc.block_type.shape[1], EVEN_N, LAYOUT)[None, :]
+    if KEEP_PRE:
+        pre = y.to(dtype)
+        tma.store_wait(BUFFERS - 1)  # the last store out of the same buffer
+        _send(pre, pre_desc, [row, col], staging.index(FIRST + sent % BUFFERS))
         sent += 1
+        y = pre.to(gl.float32)
+    if GELU:
+        y = gelu(y)
+    tma.store_wait(BUFFERS - 1)
+    _send(y.to(dtype), out_desc, [row, col], staging.index(FIRST + sent % BUFFERS))
+    return sent + 1
 
 
 @gluon.jit
@@ -228,27 +293,38 @@ def _finish_backward(
 @gluon.jit
 def _consume_tiles(
     x_ring, w_ring, staging, full, empty, turn, staged, unstaged, bias_ptr, pre_desc, out_desc,
-    dpre_desc, partial_ptr, count, steps, tiles_n, N,
+    dpre_desc, partial_ptr, count, rounds, steps, tiles_n, N,
     GROUP: gl.constexpr, GROUPS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
     STAGES: gl.constexpr, BUFFERS: gl.constexpr, BIAS_FIRST: gl.constexpr, BACKWARD: gl.constexpr,
-    HAS_BIAS: gl.constexpr, GELU: gl.constexpr, KEEP_PRE: gl.constexpr, NEED_ACT: gl.constexpr,
-    NEED_SUMS: gl.constexpr, LAYOUT: gl.constexpr, CHUNK_LAYOUT: gl.constexpr,
-    HALF_LAYOUT: gl.constexpr,
+    HAS_BIAS: gl.constexpr, EVEN_N: gl.constexpr, GELU: gl.constexpr, KEEP_PRE: gl.constexpr,
+    NEED_ACT: gl.constexpr, NEED_SUMS: gl.constexpr, LAYOUT: gl.constexpr,
+    CHUNK_LAYOUT: gl.constexpr, HALF_LAYOUT: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
     """A warp group: products and epilogue of its tiles."""
     CHUNKS: gl.constexpr = BLOCK_N // out_desc.block_type.shape[1]
     FIRST: gl.constexpr = GROUP * BUFFERS
+    HALF_N: gl.constexpr = BLOCK_N // 2
+    HALF_TILE: gl.constexpr = gl.NVMMADistributedLayout(
+        [3, 0], LAYOUT.warps_per_cta, [16, HALF_N, LAYOUT.instr_shape[2]]
+    )
     for i in range(GROUP, count, GROUPS):
-        tile_m, tile_n = _tile(i, tiles_n)
+        tile_m, col, half = _tile(i, rounds, tiles_n, BLOCK_N, HALVES)
         row = tile_m * BLOCK_M
-        col = tile_n * BLOCK_N
-        acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, LAYOUT)
-        if HAS_BIAS and BIAS_FIRST:  # it has come before the group's turn has
-            k = col + gl.arange(0, BLOCK_N, gl.SliceLayout(0, LAYOUT))
-            acc += gl.load(bias_ptr + k, mask=k < N, other=0.0).to(gl.float32)[None, :]
-        acc = _multiply(
-            acc, x_ring, w_ring, full, empty, turn, i, steps, GROUP, GROUPS, STAGES, BACKWARD
-        )
+        if HALVES and half:
+            acc = _begin_sums(
+                bias_ptr, col, N, BLOCK_M, HALF_N, HAS_BIAS and BIAS_FIRST, EVEN_N, HALF_TILE
+            )
+            acc = _multiply(
+                acc, x_ring, w_ring, full, empty, turn, i, steps, GROUP, GROUPS, STAGES, BACKWARD
+            )
+            acc = _widen(acc, LAYOUT)
+        else:
+            acc = _begin_sums(
+                bias_ptr, col, N, BLOCK_M, BLOCK_N, HAS_BIAS and BIAS_FIRST, EVEN_N, LAYOUT
+            )
+            acc = _multiply(
+                acc, x_ring, w_ring, full, empty, turn, i, steps, GROUP, GROUPS, STAGES, BACKWARD
+            )
         if BACKWARD:
             mbarrier.wait(staged.index(GROUP), i // GROUPS & 1)
             _finish_backward(
@@ -259,19 +335,21 @@ def _consume_tiles(
         else:
             sent = i // GROUPS * (2 * CHUNKS if KEEP_PRE else CHUNKS)
             _finish_forward(
-                acc, staging, sent, bias_ptr, pre_desc, out_desc, row, col, N, FIRST, CHUNKS,
-                BUFFERS, HAS_BIAS and not BIAS_FIRST, GELU, KEEP_PRE, CHUNK_LAYOUT,
+                acc, staging, sent, bias_ptr, pre_desc, out_desc, row, col, half, N, FIRST, CHUNKS,
+                BUFFERS, HAS_BIAS and not BIAS_FIRST, EVEN_N, GELU, KEEP_PRE, CHUNK_LAYOUT,
             )  # fmt: skip
     tma.store_wait(0)
 
 
-@gluon.jit(do_not_specialize=["M", "N", "K"])
+@gluon.jit(do_not_specialize=["N", "K", "tiles", "tiles_n", "rounds"])
 def _hopper_gemm_kernel(
-    bias_ptr, x_desc, w_desc, pre_desc, out_desc, dpre_desc, partial_ptr, M, N, K,
+    bias_ptr, x_desc, w_desc, pre_desc, out_desc, dpre_desc, partial_ptr, N, K, tiles, tiles_n,
+    rounds,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     GROUPS: gl.constexpr, WARPS: gl.constexpr, REGISTERS: gl.constexpr, BUFFERS: gl.constexpr,
-    BIAS_FIRST: gl.constexpr, BACKWARD: gl.constexpr, HAS_BIAS: gl.constexpr, GELU: gl.constexpr,
-    KEEP_PRE: gl.constexpr, NEED_ACT: gl.constexpr, NEED_SUMS: gl.constexpr,
+    BIAS_FIRST: gl.constexpr, BACKWARD: gl.constexpr, HAS_BIAS: gl.constexpr,
+    EVEN_N: gl.constexpr, GELU: gl.constexpr, KEEP_PRE: gl.constexpr, NEED_ACT: gl.constexpr,
+    NEED_SUMS: gl.constexpr, HALVES: gl.constexpr,
 ):  # fmt: skip
     """Two or three groups of ``WARPS`` multiply, the launch's own warps are the first of them, and
     one warp loads. Absent operands are None, but for bias_ptr. BUFFERS are chunks of staging per
@@ -283,8 +361,7 @@ def _hopper_gemm_kernel(
     CHUNK_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, CHUNK, DEPTH])
     HALF: gl.constexpr = CHUNK // 2
     HALF_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, HALF, DEPTH])
-    tiles_n = gl.cdiv(N, BLOCK_N)
-    count = gl.cdiv(gl.cdiv(M, BLOCK_M) * tiles_n - gl.program_id(0), gl.num_programs(0))
+    count = gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
     steps = gl.cdiv(K, BLOCK_K)
     x_ring = _buffers(x_desc, STAGES)
     w_ring = _buffers(w_desc, STAGES)
@@ -299,14 +376,15 @@ def _hopper_gemm_kernel(
         [
             (_consume_tiles, (
                 x_ring, w_ring, staging, full, empty, turn, staged, unstaged, bias_ptr, pre_desc,
-                out_desc, dpre_desc, partial_ptr, count, steps, tiles_n, N, part, GROUPS, BLOCK_M,
-                BLOCK_N, STAGES, BUFFERS, BIAS_FIRST, BACKWARD, HAS_BIAS, GELU, KEEP_PRE, NEED_ACT,
-                NEED_SUMS, LAYOUT, CHUNK_LAYOUT, HALF_LAYOUT,
+                out_desc, dpre_desc, partial_ptr, count, rounds, steps, tiles_n, N, part, GROUPS,
+                BLOCK_M, BLOCK_N, STAGES, BUFFERS, BIAS_FIRST, BACKWARD, HAS_BIAS, EVEN_N, GELU,
+                KEEP_PRE, NEED_ACT, NEED_SUMS, LAYOUT, CHUNK_LAYOUT, HALF_LAYOUT, HALVES,
             ))
             if part < GROUPS else
             (_load_tiles, (
                 x_desc, w_desc, pre_desc, x_ring, w_ring, staging, full, empty, staged, unstaged,
-                count, steps, tiles_n, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUPS, BUFFERS, BACKWARD,
+                count, rounds, steps, tiles_n, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUPS, BUFFERS,
+                BACKWARD, HALVES,
             ))
             for part in ((0, 1, 2) if GROUPS == 2 else (0, 1, 2, 3))
         ],

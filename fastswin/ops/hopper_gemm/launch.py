@@ -124,18 +124,20 @@ def _run(
     if blocker is not None:
         raise ValueError(f"config does not fit: {blocker}")
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
-    plan = schedule(M, N, K, config, multiprocessor_count(x.device))
     # without act, dpre's tiles say how results are staged
     chunk = config.chunk(x.element_size())
+    halve = not backward and block_n % (2 * chunk) == 0
+    plan = schedule(M, N, K, config, multiprocessor_count(x.device), halve)
     hidden = [None if t is None else describe(t, block_m, chunk) for t in (pre, result, dpre)]
     launch(
         _hopper_gemm_kernel, plan.programs, x if bias is None else bias,
         describe(x, block_m, block_k),
         describe(weight, *((block_k, block_n) if backward else (block_n, block_k))),
-        *hidden, partial, M, N, K,
+        *hidden, partial, N, K, plan.tiles, plan.columns, plan.rounds,
         BLOCK_M=block_m, BLOCK_N=block_n, BLOCK_K=block_k, STAGES=config.stages,
         GROUPS=config.groups, WARPS=config.warps, REGISTERS=config.registers,
         BUFFERS=config.buffers, BIAS_FIRST=config.bias_first, BACKWARD=backward,
-        HAS_BIAS=bias is not None, GELU=gelu, KEEP_PRE=pre is not None and not backward,
-        NEED_ACT=out is not None, NEED_SUMS=partial is not None, num_warps=config.warps,
+        HAS_BIAS=bias is not None, EVEN_N=N % block_n == 0, GELU=gelu,
+        KEEP_PRE=pre is not None and not backward, NEED_ACT=out is not None,
+        NEED_SUMS=partial is not None, HALVES=plan.rounds > 0, num_warps=config.warps,
     )  # fmt: skip

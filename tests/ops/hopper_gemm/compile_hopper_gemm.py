@@ -25,7 +25,9 @@ from fastswin.ops.hopper_gemm.launch import (
 )
 from fastswin.testing.aot import Launch, compile_launch, record_launches
 
+#: Four rounds and halves; the same without, and with an edge inside a tile.
 M, N, K = 6272, 1536, 384
+OTHER_SHAPES = {"whole tiles": (8192, N, K), "edge": (M, 1544, K)}
 
 #: The default tiles in every form, and whatever a card has chosen; K is no part of a binary.
 FORMS = {
@@ -37,9 +39,12 @@ FORMS = {
 }
 
 
-def launch_of(form: str, config: HopperGemmConfig) -> Launch:
+def launch_of(
+    form: str, config: HopperGemmConfig, shape: tuple[int, int, int] = (M, N, K)
+) -> Launch:
     """The product as its launcher launches it."""
-    dtypes = {"linear": torch.float16, "tf32": torch.float32}
+    M, N, K = shape
+    dtypes = {"linear": torch.float16, "plain": torch.float16, "tf32": torch.float32}
     dtype = dtypes.get(form, torch.bfloat16)
 
     def empty(*shape: int) -> torch.Tensor:
@@ -49,7 +54,8 @@ def launch_of(form: str, config: HopperGemmConfig) -> Launch:
     with record_launches() as found:
         if form in dtypes:
             out = empty(M, N)
-            hopper_linear_fwd(empty(M, K), empty(N, K), bias, gelu=True, out=out, config=config)
+            gelu = form != "plain"
+            hopper_linear_fwd(empty(M, K), empty(N, K), bias, gelu=gelu, out=out, config=config)
         elif form == "training":
             hopper_epilogue_fwd(empty(M, K), empty(N, K), bias, config)
         else:
@@ -63,3 +69,8 @@ if __name__ == "__main__":
     for form, config in sorted(FORMS, key=str):
         compiled = dataclasses.asdict(compile_launch(launch_of(form, config), 90))
         print(json.dumps(compiled | {"form": form, "config": str(config)}), flush=True)
+    for name, shape in OTHER_SHAPES.items():
+        compiled = dataclasses.asdict(
+            compile_launch(launch_of("linear", DEFAULT_CONFIG, shape), 90)
+        )
+        print(json.dumps(compiled | {"form": "linear", "config": name}), flush=True)

@@ -74,6 +74,9 @@ class Tile:
     def permute(self, order: tuple[int, int]) -> Tile:
         return Tile(self.data.permute(order))
 
+    def slice(self, start: int, length: int) -> Tile:
+        return Tile(self.data[start : start + length])
+
     def load(self, layout: Any) -> torch.Tensor:
         return self.data.clone()
 
@@ -123,13 +126,23 @@ def _copy_in(desc: Descriptor, at: list[Any], barrier: Barrier, tile: Tile) -> N
     barrier.landed(desc.block_type.nbytes)
 
 
-def _load(pointer: Pointer, mask: torch.Tensor, other: float) -> torch.Tensor:
+def _load(pointer: Pointer, mask: torch.Tensor | None = None, other: float = 0.0) -> torch.Tensor:
+    if mask is None:
+        return pointer.base[pointer.offset]
     at = torch.where(mask, pointer.offset, 0)
     return torch.where(mask, pointer.base[at], torch.tensor(other, dtype=pointer.base.dtype))
 
 
 def _store(pointer: Pointer, value: torch.Tensor, mask: torch.Tensor) -> None:
     pointer.base[pointer.offset[mask]] = value[mask]
+
+
+def _layout(version: list, warps: list, shape: list) -> Any:
+    return types.SimpleNamespace(warps_per_cta=warps, instr_shape=shape)
+
+
+def _widen(tile: torch.Tensor, layout: Any) -> torch.Tensor:
+    return torch.cat([tile, torch.full_like(tile, float("nan"))], 1)
 
 
 def _multiply(x: Tile, w: Tile, acc: torch.Tensor, is_async: bool) -> torch.Tensor:
@@ -184,14 +197,14 @@ def run_kernel(programs: int, *arguments: Any, **constants: Any) -> None:
         convert_layout=lambda value, layout, assert_trivial: value,
         load=_load, store=_store, sum=lambda value, axis: value.sum(axis),
         allocate_shared_memory=lambda dtype, shape, layout: Shared(dtype, shape),
-        SliceLayout=lambda axis, parent: None, NVMMADistributedLayout=lambda *a: None,
+        SliceLayout=lambda axis, parent: None, NVMMADistributedLayout=_layout, to_tensor=bool,
         warp_specialize=_specialize,
     )  # fmt: skip
     scope: dict[str, Any] = {
         "gl": language, "range": range, "gelu": _gelu, "gelu_and_slope": _gelu_and_slope,
         "fence_async_shared": lambda: None, "warpgroup_mma": _multiply,
         "warpgroup_mma_wait": lambda outstanding, deps: deps[0],
-        "_split": lambda tile, parts: tile.chunk(parts, 1),
+        "_split": lambda tile, parts: tile.chunk(parts, 1), "_widen": _widen,
         "mbarrier": types.SimpleNamespace(
             init=_init, MBarrierLayout=lambda: None,
             wait=lambda barrier, phase: barrier.wait(int(phase)),

@@ -13,19 +13,39 @@ CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize(
-    ("shape", "tiles", "programs", "steps", "rounds"),
+    ("shape", "tiles", "programs", "steps", "columns"),
     [
-        ((6272, 1536, 384), 588, 132, 6, 5),
+        ((6272, 1536, 384), 588, 132, 6, 12),
         ((100, 128, 64), 1, 1, 1, 1),
-        ((129, 136, 72), 4, 4, 2, 1),
-        ((0, 128, 64), 0, 0, 1, 0),
-        ((133 * 128, 128, 192), 133, 132, 3, 2),
+        ((129, 136, 72), 4, 4, 2, 2),
+        ((0, 128, 64), 0, 0, 1, 1),
+        ((133 * 128, 128, 192), 133, 132, 3, 1),
     ],
     ids=str,
 )
-def test_schedule(shape, tiles, programs, steps, rounds):
+def test_schedule(shape, tiles, programs, steps, columns):
     plan = hopper.schedule(*shape, DEFAULT_CONFIG, 132)
-    assert (plan.tiles, plan.programs, plan.steps, plan.rounds) == (tiles, programs, steps, rounds)
+    assert plan == hopper.Schedule(tiles, programs, steps, columns)
+
+
+@pytest.mark.parametrize(
+    ("shape", "tiles", "rounds"),
+    [
+        ((6272, 1536, 384), 528 + 120, 4),  # 60 tiles left, 120 of 132 programs have half a one
+        ((133 * 128, 128, 192), 132 + 2, 1),
+        ((198 * 128, 128, 192), 132 + 132, 1),
+        ((199 * 128, 128, 192), 199, 0),  # two halves for some: no gain
+        ((264 * 128, 128, 192), 264, 0),  # nothing left
+        ((100, 128, 64), 1, 0),
+        ((0, 128, 64), 0, 0),
+    ],
+    ids=str,
+)
+def test_halves(shape, tiles, rounds):
+    plan = hopper.schedule(*shape, DEFAULT_CONFIG, 132, halve=True)
+    assert (plan.tiles, plan.rounds) == (tiles, rounds)
+    whole = hopper.schedule(*shape, DEFAULT_CONFIG, 132)
+    assert (plan.programs, plan.columns) == (whole.programs, whole.columns)
 
 
 @pytest.mark.parametrize(
@@ -87,8 +107,18 @@ def test_measured_shapes_are_taken_and_others_are_not(hopper_card, monkeypatch):
     assert hopper.measured_config("training", 6272, 1536, 384, half, hopper_card) is None
     assert hopper.measured_config("linear", 6272, 1536, 768, half, hopper_card) is None
     assert hopper.measured_config("linear", 6272, 1536, 384, torch.float32, hopper_card) is None
-    assert hopper.measured_config("linear", 1568, 1536, 384, half, hopper_card) is None  # 156 tiles
+    # 156 tiles: a round and 48 halves; 208 tiles: one round and no second for each
+    assert hopper.measured_config("linear", 1568, 1536, 384, half, hopper_card) == DEFAULT_CONFIG
+    assert hopper.measured_config("linear", 1568, 2048, 384, half, hopper_card) is None
     assert "products" in hopper.hopper_reason(6272, 1536, 384, half, hopper_card)["fc1"]
+
+
+def test_a_plain_product_needs_two_tiles_for_every_program(hopper_card):
+    half = torch.float16
+    taken = hopper.measured_config("plain", 6272, 1152, 384, half, hopper_card)
+    assert taken == hopper.PLAIN_CONFIG
+    assert hopper.measured_config("plain", 1568, 1536, 512, half, hopper_card) is None  # 156 tiles
+    assert hopper.measured_config("plain", 100352, 288, 96, half, hopper_card) is None
 
 
 def test_without_gluon_the_report_says_so(hopper_card, monkeypatch):

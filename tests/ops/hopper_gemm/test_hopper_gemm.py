@@ -19,8 +19,12 @@ from fastswin.testing.tolerance import assert_close_to_oracle
 pytestmark = pytest.mark.gpu
 
 #: M, N, K: one tile and fewer steps than stages; edges on every side; one tile more than programs;
-#: Swin-T's stage 3 at batch 32.
-SHAPES = [(100, 128, 64), (1000, 328, 136), (133 * 128, 128, 192), (6272, 1536, 384)]
+#: Swin-T's stage 3 at batch 32, four rounds and halves; halves of which some lie beyond the edge;
+#: no halves.
+SHAPES = [
+    (100, 128, 64), (1000, 328, 136), (133 * 128, 128, 192), (6272, 1536, 384), (5700, 392, 72),
+    (6272, 2048, 96),
+]  # fmt: skip
 
 #: Tiles, dtype and activation; every line is a binary.
 LINEAR = {

@@ -24,6 +24,9 @@ SHAPES = {
     "edges on every side": (37, 88, 44, 3),
     "many tiles, one program": (70, 104, 20, 1),
     "one step": (40, 96, 8, 2),
+    "halves of one tile": (48, 96, 24, 4),
+    "halves for all but one program": (70, 96, 20, 4),
+    "half a tile beyond the edge": (48, 72, 40, 4),
 }
 
 CASES = {
@@ -48,19 +51,19 @@ def launch(config, shape, *, chunk=16, backward=False, keep_pre=False, gelu=True
     if not backward:
         pre = torch.full((M, N), float("nan"))
     out, dpre = torch.full((M, N), float("nan")), torch.full((M, N), float("nan"))
-    plan = schedule(M, N, K, config, multiprocessors)
+    plan = schedule(M, N, K, config, multiprocessors, halve=not backward)
     partial = torch.full((-(-M // config.block_m), N), float("nan"))
     w_block = [config.block_k, config.block_n] if backward else [config.block_n, config.block_k]
     hidden = [Descriptor(t, [config.block_m, chunk]) for t in (pre, out, dpre)]
     run_kernel(
         plan.programs, Pointer(bias),
         Descriptor(x, [config.block_m, config.block_k]), Descriptor(w, w_block), *hidden,
-        Pointer(partial.view(-1)), M, N, K,
+        Pointer(partial.view(-1)), N, K, plan.tiles, plan.columns, plan.rounds,
         BLOCK_M=config.block_m, BLOCK_N=config.block_n, BLOCK_K=config.block_k,
         STAGES=config.stages, GROUPS=config.groups, WARPS=config.warps,
         REGISTERS=config.registers, BUFFERS=config.buffers, BIAS_FIRST=config.bias_first,
-        BACKWARD=backward, HAS_BIAS=not backward, GELU=gelu, KEEP_PRE=keep_pre, NEED_ACT=True,
-        NEED_SUMS=backward,
+        BACKWARD=backward, HAS_BIAS=not backward, EVEN_N=N % config.block_n == 0, GELU=gelu,
+        KEEP_PRE=keep_pre, NEED_ACT=True, NEED_SUMS=backward, HALVES=plan.rounds > 0,
     )  # fmt: skip
     return (x, w, bias, pre), (pre, out, dpre, partial)
 
