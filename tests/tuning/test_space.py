@@ -100,14 +100,16 @@ def test_what_no_table_decides_is_not_searched():
 
 
 def test_the_heuristics_time_is_that_of_what_the_engine_runs():
-    """The Hopper product for fc1 with GELU, and runs of windows, are the engine's own choice."""
+    """The Hopper product for fc1 and qkv, and runs of windows, are the engine's own choice."""
     fc1 = make_problem("linear", "fp16", 6272, N=1536, K=384, gelu=1, residual=0)
     assert candidates(fc1, H100)[0] == CHOSEN["linear", 384]
-    few = dataclasses.replace(fc1, rows=1568)  # too few tiles for its warp groups
+    few = dataclasses.replace(fc1, rows=1024)  # 96 tiles: too few for its warp groups
     assert isinstance(candidates(few, H100)[0], GemmConfig)
     assert isinstance(candidates(fc1, CARDS["sm80"])[0], GemmConfig)
     qkv = make_problem("linear", "fp16", 6272, N=1152, K=384, gelu=0, residual=0)
-    found = candidates(qkv, H100)
+    assert candidates(qkv, H100)[0] == CHOSEN["plain", 384]
+    narrow = make_problem("linear", "fp16", 100352, N=288, K=96, gelu=0, residual=0)
+    found = candidates(narrow, H100)
     assert isinstance(found[0], GemmConfig)
     assert any(isinstance(config, HopperGemmConfig) for config in found)
     for changes, why in (({"shape": (1536, 384, 0, 1)}, "adds no residual"),

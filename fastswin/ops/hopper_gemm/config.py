@@ -90,7 +90,7 @@ PLAIN_CONFIG = HopperGemmConfig(128, 128, 64, stages=5, warps=4, bias_first=Fals
 #: kernels of ops.linear (with GELU) and ops.feed_forward, by 1.03 to 1.19, 1.32 to 1.50 and 1.21 to
 #: 1.25, and plain than the library, by 1.10 to 1.37 (docs/performance.md).
 MEASURED: dict[tuple[Form, int], HopperGemmConfig] = {
-    **{("linear", K): DEFAULT_CONFIG for K in (96, 192, 384, 512)},
+    **{("linear", K): DEFAULT_CONFIG for K in (96, 192, 256, 384, 512)},
     ("linear", 768): PLAIN_CONFIG,
     **{("plain", K): PLAIN_CONFIG for K in (192, 256, 384, 512, 768)},
     **{("training", K): DEFAULT_CONFIG for K in (256, 384, 512)},
