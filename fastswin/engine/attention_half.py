@@ -99,12 +99,13 @@ class AttentionHalf(StreamForward):
             h = self.join(x, unjoined, stage, norm="pre")
         elif block.norm1 is None:
             h = self.ops.layer_norm(
-                x, eps=self.eps, offset=offset, impl=impl, pdl=stage.pdl, tf32=self.cuts(tiles)
-            )
+                x, eps=self.eps, offset=offset, impl=impl, pdl=self.ahead(stage, tiles),
+                tf32=self.cuts(tiles),
+            )  # fmt: skip
         if stage.qkv == "tiled":
             return self.ops.linear(
-                h, block.qkv.weight, block.qkv.bias, impl="triton", config=tiles, pdl=stage.pdl,
-                **self.wide_products,
+                h, block.qkv.weight, block.qkv.bias, impl="triton", config=tiles,
+                pdl=self.ahead(stage, tiles), **self.wide_products,
             )  # fmt: skip
         return self.wide_product(h, block.qkv, split=stage.split)
 
@@ -126,7 +127,8 @@ class AttentionHalf(StreamForward):
                 )  # fmt: skip
             else:
                 branch = self.wide_product(attended, block.proj, split=stage.split)
-            self.add_normed(x, branch, block.norm1, implementation_of(stage.qkv), stage.pdl)
+            pdl = self.ahead(stage, stage.launch.get("fc1"))
+            self.add_normed(x, branch, block.norm1, implementation_of(stage.qkv), pdl)
         elif stage.proj == "fused":
             tiles = stage.launch.get("proj")
             if stage.norm2 == "behind":
@@ -153,7 +155,7 @@ class AttentionHalf(StreamForward):
             return self.ops.packed_window_attention(
                 qkv, table, block.head_scale, block.pad_qkv, block.scale, stage.num_heads,
                 stage.window_size, shift, self.precision.tf32, stage.launch.get("attention"),
-                pdl=stage.pdl, split=stage.split_attention,
+                pdl=self.ahead(stage, stage.launch.get("qkv")), split=stage.split_attention,
             )  # fmt: skip
         return self.ops.window_attention_ref(
             qkv, block.bias, stage.num_heads, stage.window_size, shift, block.scale,

@@ -65,7 +65,8 @@ class MlpHalf(StreamForward):
                 eps=self.eps, impl="triton", pdl=stage.pdl,
             )  # fmt: skip
             return None
-        self.shrink(x, h, block, stage.mlp, pdl=stage.pdl, split=stage.split)
+        pdl = self.ahead(stage, stage.launch.get("qkv"))
+        self.shrink(x, h, block, stage.mlp, pdl=pdl, split=stage.split)
         return None
 
     def hidden(
@@ -94,14 +95,14 @@ class MlpHalf(StreamForward):
         h = x
         if block.norm2 is None:
             h = self.ops.layer_norm(
-                x, eps=self.eps, offset=offset, impl=implementation_of(stage.mlp), pdl=stage.pdl,
-                tf32=self.cuts(tiles),
+                x, eps=self.eps, offset=offset, impl=implementation_of(stage.mlp),
+                pdl=self.ahead(stage, tiles), tf32=self.cuts(tiles),
             )  # fmt: skip
         ours = self.precision.half or self.wide_products
         if ours and stage.mlp in ("library", "fused", "split-k"):
             return self.ops.linear(
                 h, fc1.weight, fc1.bias, activation="gelu", impl="triton", config=tiles,
-                pdl=stage.pdl, **self.wide_products,
+                pdl=self.ahead(stage, tiles), **self.wide_products,
             )  # fmt: skip
         if stage.split:
             return self.wide_product(h, fc1, split=True, activation="gelu")

@@ -94,7 +94,8 @@ class StagePlan:
     ``norm2`` says where V1's second LayerNorm stands when mlp is "split-k" and proj one-shot:
     "apart", or "behind" fc1's product. ``split`` says that fp32 products, the library's by their
     words, are three of TF32, ``split_attention`` the same of attention's (tf32.py). ``few_rows``
-    says that small_batch.py has built the stage, where no tuning table is asked.
+    says that small_batch.py has built the stage, where no tuning table is asked. ``ahead`` launches
+    LayerNorm and the Hopper product behind it programmatically.
     """
 
     stage: int
@@ -117,6 +118,7 @@ class StagePlan:
     split: bool = False
     split_attention: bool = False
     few_rows: bool = False
+    ahead: bool = False
 
     def endings(self, block: int) -> tuple[str, str]:
         """The words for proj and mlp of one block: "quantized" where its last product is."""
@@ -282,7 +284,11 @@ def _plan_stage(
                 map_tokens=math.prod(map_size),
             )  # fmt: skip
             if choice["mlp"] == "library" and "fc1" not in launch:
-                reasons |= hopper_reason(M, config.hidden_dim(stage), C, precision.dtype, device)
+                hidden = config.hidden_dim(stage)
+                reasons |= hopper_reason(M, hidden, C, precision.dtype, device)
+                fc1 = measured_config("linear", M, hidden, C, precision.dtype, device)
+                if fc1 is not None:
+                    launch["fc1"] = fc1
     return StagePlan(
         stage=stage,
         map_size=map_size,
@@ -303,4 +309,5 @@ def _plan_stage(
         split=split,
         split_attention=split_attention,
         few_rows=few_rows,
+        ahead=precision.half and not blocked and not few_rows,
     )

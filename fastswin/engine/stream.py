@@ -48,6 +48,10 @@ class StreamForward:
         """Whether a product cuts its fp32 rows off, so that they should be TF32 numbers."""
         return self.precision.tf32 and isinstance(tiles, HopperGemmConfig)
 
+    def ahead(self, stage: StagePlan, tiles: LayerTiles | None) -> bool:
+        """Whether a product of these tiles is launched programmatically, and the norm before it."""
+        return stage.pdl or (stage.ahead and isinstance(tiles, HopperGemmConfig))
+
     def join(
         self, x: torch.Tensor, unjoined: Unjoined | None, stage: StagePlan, norm: str = "none"
     ) -> torch.Tensor:

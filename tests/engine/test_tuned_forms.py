@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import copy
 import dataclasses
+from collections import Counter
 
 import pytest
 import torch
 from engine_cases import images_like, largest_difference, tiny
 
 from fastswin.engine.bind import bind
+from fastswin.engine.calls import record_calls
 from fastswin.engine.forward import Forward
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.engine.tuned import attention_kernel, stage_kernels, stage_layers
 from fastswin.models.variants import find_variant
-from fastswin.ops.hopper_gemm.config import PLAIN_CONFIG, chosen_config
+from fastswin.ops.hopper_gemm.config import DEFAULT_CONFIG, PLAIN_CONFIG, chosen_config
 from fastswin.tuning.card import H100
 from fastswin.tuning.document import empty_document
 from fastswin.tuning.problem import config_to_dict
@@ -118,6 +120,30 @@ def test_without_a_table_qkv_of_many_rows_is_the_hopper_product(monkeypatch):
     })  # fmt: skip
     table = TuningTable(document, CARD, "3.6.1", "test.json")
     assert qkv_of(32, table) == [fused, ours, library, library]
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_norms_and_the_hopper_products_behind_them_are_launched_ahead(version, monkeypatch):
+    """And attention behind such a qkv; the library's products and mergings are launched plainly."""
+    monkeypatch.setattr("fastswin.engine.choice.FUSED_QKV_TOKENS", {})
+    monkeypatch.setattr("fastswin.engine.choice.FUSED_MLP_CHANNELS", 0)
+    monkeypatch.setattr(
+        "fastswin.engine.plan.measured_config",
+        lambda form, M, N, K, *_: DEFAULT_CONFIG if K == 64 else None,
+    )
+    model = tiny(version, **SMALL)
+    config = model.config
+    assert config.dim(1) == 64  # the second stage has Hopper products, the first has not
+    plan = make_plan(config, 1, config.image_size, CPU, HALF, "triton", None, False, {})
+    weights = prepare(model, CPU, torch.float16)
+    forward = Forward(config, weights, HALF)
+    images = images_like(model, 1).half()
+    calls = record_calls(forward, bind(plan, weights, HALF), images, execute=False)
+    ahead = Counter()
+    for call in calls:
+        if call.kwargs.get("pdl"):
+            ahead[call.stage, call.layer] += call.count
+    assert ahead == {(1, "norm"): 2, (1, "qkv"): 1, (1, "attention"): 1, (1, "fc1"): 1}
 
 
 def chosen_on_an_h200(form, M, N, K, dtype, device):

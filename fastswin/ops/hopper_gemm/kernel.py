@@ -36,6 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fastswin._triton.math import gelu, gelu_and_slope
+from fastswin._triton.pdl import launch_dependents, wait_for_previous
 
 
 @gluon.jit
@@ -95,11 +96,14 @@ def _load_tiles(
     steps, tiles_n,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr, STAGES: gl.constexpr,
     GROUPS: gl.constexpr, BUFFERS: gl.constexpr, BACKWARD: gl.constexpr, HALVES: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """The loading warp: operands of every step, and in the backward ``pre`` of every tile.
 
-    Weights of half a tile come with their neighbours', which nobody reads.
+    Weights of half a tile come with their neighbours', which nobody reads. Everything that the
+    groups do follows from what is loaded here, so the one wait for the kernel before is here.
     """
+    wait_for_previous(PDL)
     for i in range(count):
         tile_m, col, _ = _tile(i, rounds, tiles_n, BLOCK_N, HALVES)
         row = tile_m * BLOCK_M
@@ -349,12 +353,13 @@ def _hopper_gemm_kernel(
     GROUPS: gl.constexpr, WARPS: gl.constexpr, REGISTERS: gl.constexpr, BUFFERS: gl.constexpr,
     BIAS_FIRST: gl.constexpr, BACKWARD: gl.constexpr, HAS_BIAS: gl.constexpr,
     EVEN_N: gl.constexpr, GELU: gl.constexpr, KEEP_PRE: gl.constexpr, NEED_ACT: gl.constexpr,
-    NEED_SUMS: gl.constexpr, HALVES: gl.constexpr,
+    NEED_SUMS: gl.constexpr, HALVES: gl.constexpr, PDL: gl.constexpr = False,
 ):  # fmt: skip
     """Two or three groups of ``WARPS`` multiply, the launch's own warps are the first of them, and
     one warp loads. Absent operands are None, but for bias_ptr. BUFFERS are chunks of staging per
     group: in the backward one more than chunks of a tile.
     """
+    launch_dependents(PDL)
     CHUNK: gl.constexpr = out_desc.block_type.shape[1]
     DEPTH: gl.constexpr = 32 * BLOCK_M * BLOCK_K // x_desc.block_type.nbytes
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_N, DEPTH])
@@ -384,7 +389,7 @@ def _hopper_gemm_kernel(
             (_load_tiles, (
                 x_desc, w_desc, pre_desc, x_ring, w_ring, staging, full, empty, staged, unstaged,
                 count, rounds, steps, tiles_n, BLOCK_M, BLOCK_N, BLOCK_K, STAGES, GROUPS, BUFFERS,
-                BACKWARD, HALVES,
+                BACKWARD, HALVES, PDL,
             ))
             for part in ((0, 1, 2) if GROUPS == 2 else (0, 1, 2, 3))
         ],

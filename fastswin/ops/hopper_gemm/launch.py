@@ -14,6 +14,7 @@ import torch
 
 from fastswin._triton.device import multiprocessor_count
 from fastswin._triton.launch import launch
+from fastswin._triton.pdl import pdl_options
 from fastswin._triton.tiles import cdiv
 from fastswin.ops.feed_forward.bias_sums import bias_partials, sum_bias_partials
 from fastswin.ops.hopper_gemm.config import (
@@ -24,6 +25,9 @@ from fastswin.ops.hopper_gemm.config import (
     config_blocker,
     schedule,
 )
+
+#: Of the cards that it runs on.
+CAPABILITY = (9, 0)
 
 #: Element types by the names that Gluon has for them.
 _GLUON_NAMES = {
@@ -57,10 +61,11 @@ def hopper_linear_fwd(
     gelu: bool,
     out: torch.Tensor,
     config: HopperGemmConfig = DEFAULT_CONFIG,
+    pdl: bool = False,
 ) -> torch.Tensor:
     """``out = act(x weight' + bias)`` of contiguous, aligned operands."""
     if out.numel():
-        _run(x, weight, bias, None, out, None, None, config, gelu=gelu)
+        _run(x, weight, bias, None, out, None, None, config, gelu=gelu, pdl=pdl)
     return out
 
 
@@ -112,6 +117,7 @@ def _run(
     config: HopperGemmConfig,
     *,
     gelu: bool,
+    pdl: bool = False,
 ) -> None:
     """Launch; ``dpre`` tells the direction."""
     from fastswin.ops.hopper_gemm.kernel import _hopper_gemm_kernel
@@ -140,4 +146,5 @@ def _run(
         HAS_BIAS=bias is not None, EVEN_N=N % block_n == 0, GELU=gelu,
         KEEP_PRE=pre is not None and not backward, NEED_ACT=out is not None,
         NEED_SUMS=partial is not None, HALVES=plan.rounds > 0, num_warps=config.warps,
+        **pdl_options(pdl, CAPABILITY),
     )  # fmt: skip

@@ -223,7 +223,9 @@ def linear_fwd(
             from fastswin.ops.hopper_gemm.launch import hopper_linear_fwd
 
             rows = given.x.view(M, K), given.weight, given.bias
-            hopper_linear_fwd(*rows, gelu=activation == "gelu", out=out.view(M, N), config=config)
+            hopper_linear_fwd(
+                *rows, gelu=activation == "gelu", out=out.view(M, N), config=config, pdl=pdl
+            )
             return out
         config = None
     if config is None:

@@ -126,3 +126,34 @@ def test_rows_that_the_copy_engine_refuses_go_elsewhere(cuda):
     with pytest.raises(RuntimeError, match="multiple of 8"):
         ops.linear(x, w, impl="triton", config=DEFAULT_CONFIG)
     assert ops.linear(x, w).shape == (300, 96)
+
+
+@pytest.mark.parametrize("batch", [8, 32, 256], ids="batch {}".format)
+@pytest.mark.parametrize("activation", ["gelu", None])
+def test_launched_ahead_it_waits_for_the_norm_before_it(activation, batch, cuda):
+    """A chain of blocks' halves in one stream: what each kernel reads, the one before has written.
+
+    The library's product in between neither waits nor triggers; memory comes from the caching
+    allocator, so that a kernel that is early writes over what another still reads.
+    """
+    C, N, M = 384, 1536, 196 * batch
+    x = draw(cuda, M, C, dtype=torch.float16)
+    grow = draw(cuda, N, C, dtype=torch.float16, seed=1, spread=C**-0.5)
+    shrink = draw(cuda, C, N, dtype=torch.float16, seed=2, spread=N**-0.5)
+    bias = draw(cuda, N, seed=3)
+
+    def chain(pdl):
+        stream = x.clone()
+        for _ in range(8):
+            h = ops.layer_norm(stream, impl="triton", pdl=pdl)
+            h = ops.linear(
+                h, grow, bias, activation=activation, impl="triton", config=DEFAULT_CONFIG, pdl=pdl
+            )
+            stream.addmm_(h, shrink.T)
+        return stream
+
+    with PoisonEmpty():
+        plain = chain(False)
+        ahead = [chain(True) for _ in range(3)]
+    assert plain.isfinite().all()
+    assert all(torch.equal(plain, run) for run in ahead)
