@@ -155,7 +155,7 @@ class AttentionHalf(StreamForward):
             return self.ops.packed_window_attention(
                 qkv, table, block.head_scale, block.pad_qkv, block.scale, stage.num_heads,
                 stage.window_size, shift, self.precision.tf32, stage.launch.get("attention"),
-                pdl=self.ahead(stage, stage.launch.get("qkv")), split=stage.split_attention,
+                pdl=stage.pdl, split=stage.split_attention,
             )  # fmt: skip
         return self.ops.window_attention_ref(
             qkv, block.bias, stage.num_heads, stage.window_size, shift, block.scale,
