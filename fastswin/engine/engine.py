@@ -74,7 +74,7 @@ class Engine:
             (default on a GPU), torch.bfloat16, or on a CPU torch.float32 (default there).
         pdl: whether kernels use programmatic dependent launch and stages of few rows the forms
             built for it (compute capability 9.0, V1 and V2 in half precision); None decides by
-            batch.
+            batch, and for many rows launches LayerNorm and the Hopper product behind it so.
 
     Raises:
         QuantizationError: a quantised precision without ranges of these weights for every layer;

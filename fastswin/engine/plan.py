@@ -28,6 +28,9 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
            "tiled"    the same with our GEMM: small batches
            "fused"    final norm, pool and head in one kernel: never by itself
 
+Where LayerNorm has the Hopper product behind it (qkv, fc1 of many rows), both are launched ahead
+(``ahead``): one round of LayerNorm leaves the card to a product that has set itself up meanwhile.
+
 Small batches are bound by launches: their kernels use programmatic dependent launch
 (_triton/pdl.py; ``pdl`` in the plan), and a stage of few rows is built of our kernels where they
 are faster then (small_batch.py), whatever a tuning table says: its times are of launches that wait
@@ -70,7 +73,7 @@ from fastswin.engine.tf32 import (
 )
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
-from fastswin.ops.hopper_gemm.config import hopper_reason, measured_config
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig, hopper_reason, measured_config
 from fastswin.ops.linear.api import InputPrecision
 from fastswin.ops.patch_embed.api import patch_embed_blocker
 from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
@@ -161,7 +164,8 @@ def make_plan(
         impl: "reference" takes plain PyTorch everywhere; "triton" raises where no kernel can run.
         table: measured choices of this card; None takes the heuristics.
         pdl: programmatic dependent launch and the small-batch forms; None decides by batch and
-            launches only stages of few rows so, False leaves both out.
+            launches so only stages of few rows and, in half precision, LayerNorms with the Hopper
+            products behind them; False leaves all of it out.
         fused_attention: stages whose attention half is one kernel, by windows; None takes the
             engine's table where its tiles fit, on compute capability 9 and 10.
 
@@ -192,6 +196,7 @@ def make_plan(
             blocked,
             table,
             pdl,
+            by_rows,
             device,
             fused,
         )
@@ -228,6 +233,7 @@ def _plan_stage(
     blocked: str | None,
     table: TuningTable | None,
     pdl: bool,
+    norms_ahead: bool,
     device: torch.device,
     fused_attention: FusedAttention,
 ) -> StagePlan:
@@ -237,7 +243,7 @@ def _plan_stage(
     C = config.dim(stage)
     last = stage == config.num_stages - 1
     launch: dict[str, LayerTiles] = {}
-    few_rows = split = split_attention = False
+    few_rows = split = split_attention = ahead = False
     if blocked:
         choice = {"qkv": "reference", "attention": "reference", "proj": "reference"}
         choice |= {"mlp": "reference", "merge": "reference"}
@@ -289,6 +295,11 @@ def _plan_stage(
                 fc1 = measured_config("linear", M, hidden, C, precision.dtype, device)
                 if fc1 is not None:
                     launch["fc1"] = fc1
+            products = [n for n in ("qkv", "fc1") if isinstance(launch.get(n), HopperGemmConfig)]
+            ahead = norms_ahead and not few_rows and bool(products)
+            if ahead:
+                behind = " and ".join(products)
+                reasons["norm"] = f"launched programmatically, and {behind} behind it"
     return StagePlan(
         stage=stage,
         map_size=map_size,
@@ -309,5 +320,5 @@ def _plan_stage(
         split=split,
         split_attention=split_attention,
         few_rows=few_rows,
-        ahead=precision.half and not blocked and not few_rows,
+        ahead=ahead,
     )

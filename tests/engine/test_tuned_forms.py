@@ -134,7 +134,13 @@ def test_norms_and_the_hopper_products_behind_them_are_launched_ahead(version, m
     model = tiny(version, **SMALL)
     config = model.config
     assert config.dim(1) == 64  # the second stage has Hopper products, the first has not
-    plan = make_plan(config, 1, config.image_size, CPU, HALF, "triton", None, False, {})
+    off = make_plan(config, 1, config.image_size, CPU, HALF, "triton", None, False, {})
+    assert [stage.ahead for stage in off.stages] == [False, False]
+    plan = make_plan(config, 1, config.image_size, CPU, HALF, "triton", None, None, {})
+    assert [stage.ahead for stage in plan.stages] == [False, True]
+    assert plan.stages[1].reasons["norm"] == (
+        "launched programmatically, and qkv and fc1 behind it"
+    )
     weights = prepare(model, CPU, torch.float16)
     forward = Forward(config, weights, HALF)
     images = images_like(model, 1).half()
