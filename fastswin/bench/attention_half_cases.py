@@ -12,9 +12,10 @@ from fastswin.bench.small_batch_models import build
 from fastswin.engine.bind import BlockOffsets, Unjoined, bind
 from fastswin.engine.forward import Forward
 from fastswin.engine.fused_attention import FusedAttention, FusedRange
-from fastswin.engine.plan import ModelPlan, StagePlan, make_plan
+from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import Affine, PreparedBlock, prepare
+from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.engine.warmup import compile_calls, kernel_calls
 from fastswin.ops.split_k.config import SplitKConfig
 

@@ -40,13 +40,13 @@ from fastswin.bench.timing import make_clock, measure
 from fastswin.data.atomic import write_text
 from fastswin.engine import Engine
 from fastswin.engine.bind import BlockOffsets, bind
-from fastswin.engine.plan import ModelPlan, StagePlan
 from fastswin.engine.precision import QUANTIZED
 from fastswin.engine.quantized.formats import StageFormats
 from fastswin.engine.quantized.forward import QuantizedForward
 from fastswin.engine.quantized.library import FP8
 from fastswin.engine.quantized.plan import why_not_one_kernel
 from fastswin.engine.quantized.prepare import place_forms
+from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.engine.warmup import compile_calls, kernel_calls
 from fastswin.models import list_models
 from fastswin.ops.library_linear import library_linear_blocker

@@ -13,9 +13,10 @@ from fastswin.bench.small_batch_report import Report
 from fastswin.engine.bind import bind
 from fastswin.engine.calls import record_calls
 from fastswin.engine.forward import Forward
-from fastswin.engine.plan import ModelPlan, make_plan
+from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
+from fastswin.engine.stage_plan import ModelPlan
 from fastswin.engine.warmup import compile_calls, kernel_calls
 from fastswin.models import create_model
 from fastswin.models.swin import SwinTransformer

@@ -14,8 +14,8 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any
 
-from fastswin.engine.plan import ModelPlan
 from fastswin.engine.precision import PRECISIONS
+from fastswin.engine.stage_plan import ModelPlan
 from fastswin.engine.tuned import attention_kernel, stage_kernels, stage_layers
 from fastswin.models.config import SwinConfig
 from fastswin.ops.window_attention.api import KERNEL_HEAD_DIMS

@@ -20,9 +20,10 @@ from fastswin.bench.problems import Problem, seeded_images
 from fastswin.bench.source import perturb_weights
 from fastswin.bench.timing import Call, Clock, schedule
 from fastswin.engine.build import build_forward
-from fastswin.engine.plan import ModelPlan, make_plan
+from fastswin.engine.plan import make_plan
 from fastswin.engine.plans import Plans
 from fastswin.engine.precision import PRECISIONS, matmul_mode
+from fastswin.engine.stage_plan import ModelPlan
 from fastswin.models import SwinTransformer, find_variant
 from fastswin.models.config import SwinConfig
 from fastswin.tuning.table import TuningTable

@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 
 from fastswin.engine.bind import BlockOffsets, Offset, Unjoined, in_place
-from fastswin.engine.plan import StagePlan
 from fastswin.engine.prepare import PreparedBlock
+from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.stream import StreamForward, implementation_of
 from fastswin.ops.linear.config import OneShotConfig
 

@@ -12,9 +12,9 @@ import dataclasses
 
 import torch
 
-from fastswin.engine.plan import ModelPlan, StagePlan
 from fastswin.engine.precision import Precision
 from fastswin.engine.prepare import PreparedBlock, PreparedModel
+from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.ops.attention_half.packing import pack_projection
 
 Offset = torch.Tensor | None

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from fastswin.engine.attention_half import AttentionHalf
 from fastswin.engine.bind import BoundPlan, Offset
 from fastswin.engine.mlp_half import MlpHalf
-from fastswin.engine.plan import ModelPlan, StagePlan
+from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.engine.stream import implementation_of
 
 

@@ -12,8 +12,8 @@ import torch
 import torch.nn.functional as F
 
 from fastswin.engine.bind import BlockOffsets, Offset, Unjoined, in_place
-from fastswin.engine.plan import StagePlan
 from fastswin.engine.prepare import PreparedBlock
+from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.stream import StreamForward, implementation_of
 
 

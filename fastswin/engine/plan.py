@@ -58,12 +58,12 @@ from fastswin.engine.fused_attention import (
     choose_fused_attention,
 )
 from fastswin.engine.precision import Precision
-from fastswin.engine.quantized.formats import StageFormats
 from fastswin.engine.small_batch import (
     LayerTiles,
     second_norm,
     small_stage,
 )
+from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.engine.tf32 import (
     TF32_PRODUCTS,
     choose_tf32_products,
@@ -74,7 +74,6 @@ from fastswin.engine.tf32 import (
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
 from fastswin.ops.hopper_gemm.config import HopperGemmConfig, hopper_reason, measured_config
-from fastswin.ops.linear.api import InputPrecision
 from fastswin.ops.patch_embed.api import patch_embed_blocker
 from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
 from fastswin.ops.window_attention.geometry import num_windows
@@ -86,65 +85,6 @@ Pair = tuple[int, int]
 #: of the first stage of a model that is launched ahead (Swin-L at batch 1; at batch 8 Swin-T took
 #: 4 % longer).
 SMALL_STAGE_VALUES, PDL_VALUES = 420_000, 700_000
-
-
-@dataclasses.dataclass(frozen=True)
-class StagePlan:
-    """One stage: geometry, chosen implementations, and why a faster one does not apply.
-
-    ``launch`` holds tuned tiles by layer; what it lacks takes its operator's heuristic. ``formats``
-    says which layers of a quantised engine multiply in 8 bits; the words are those of the others.
-    ``norm2`` says where V1's second LayerNorm stands when mlp is "split-k" and proj one-shot:
-    "apart", or "behind" fc1's product. ``split`` says that fp32 products, the library's by their
-    words, are three of TF32, ``split_attention`` the same of attention's (tf32.py). ``few_rows``
-    says that small_batch.py has built the stage, where no tuning table is asked. ``ahead`` launches
-    LayerNorm and the Hopper product behind it programmatically.
-    """
-
-    stage: int
-    map_size: Pair
-    window_size: Pair
-    shift_size: Pair
-    channels: int
-    num_heads: int
-    depth: int
-    qkv: str
-    attention: str
-    proj: str
-    mlp: str
-    merge: str | None
-    reasons: dict[str, str]
-    launch: dict[str, LayerTiles] = dataclasses.field(default_factory=dict)
-    formats: StageFormats | None = None
-    pdl: bool = False
-    norm2: str = "apart"
-    split: bool = False
-    split_attention: bool = False
-    few_rows: bool = False
-    ahead: bool = False
-
-    def endings(self, block: int) -> tuple[str, str]:
-        """The words for proj and mlp of one block: "quantized" where its last product is."""
-        if self.formats is None:
-            return self.proj, self.mlp
-        return self.formats.blocks[block].endings(self.proj, self.mlp)
-
-
-@dataclasses.dataclass(frozen=True)
-class ModelPlan:
-    """A whole forward pass for one batch and image size.
-
-    ``embed_products`` says of what the patch embedding's fp32 product is made (tf32.py).
-    """
-
-    batch: int
-    image_size: Pair
-    embed: str
-    stages: tuple[StagePlan, ...]
-    pool: str
-    head: str = "library"
-    pdl: bool = False
-    embed_products: InputPrecision | None = None
 
 
 def make_plan(

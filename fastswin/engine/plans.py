@@ -12,10 +12,11 @@ from fastswin.engine.bind import BoundPlan, bind
 from fastswin.engine.calls import Call
 from fastswin.engine.forward import Forward
 from fastswin.engine.fused_attention import FusedAttention
-from fastswin.engine.plan import ModelPlan, make_plan
+from fastswin.engine.plan import make_plan
 from fastswin.engine.quantized.mix import Mix
 from fastswin.engine.quantized.plan import quantize_plan
 from fastswin.engine.quantized.prepare import place_forms
+from fastswin.engine.stage_plan import ModelPlan
 from fastswin.engine.warmup import compile_calls, kernel_calls
 from fastswin.quant.ranges import Calibration
 from fastswin.tuning.table import TuningTable

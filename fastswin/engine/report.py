@@ -6,7 +6,7 @@ import dataclasses
 import json
 
 from fastswin.engine.backends import Choice
-from fastswin.engine.plan import ModelPlan
+from fastswin.engine.stage_plan import ModelPlan
 
 
 @dataclasses.dataclass(frozen=True)

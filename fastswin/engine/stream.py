@@ -14,10 +14,10 @@ import torch.nn.functional as F
 from fastswin._triton.available import Impl
 from fastswin.engine import operators
 from fastswin.engine.bind import Unjoined
-from fastswin.engine.plan import StagePlan
 from fastswin.engine.precision import Precision
 from fastswin.engine.prepare import Linear, Norm, PreparedModel
 from fastswin.engine.small_batch import LayerTiles
+from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.tf32 import SPLIT_TILES
 from fastswin.models.config import SwinConfig
 from fastswin.ops.hopper_gemm.config import HopperGemmConfig

@@ -14,7 +14,6 @@ import torch
 
 from fastswin._triton.device import multiprocessor_count
 from fastswin._triton.launch import launch
-from fastswin._triton.pdl import pdl_options
 from fastswin._triton.tiles import cdiv
 from fastswin.ops.feed_forward.bias_sums import bias_partials, sum_bias_partials
 from fastswin.ops.hopper_gemm.config import (
@@ -120,6 +119,7 @@ def _run(
     pdl: bool = False,
 ) -> None:
     """Launch; ``dpre`` tells the direction."""
+    from fastswin._triton.pdl import pdl_options
     from fastswin.ops.hopper_gemm.kernel import _hopper_gemm_kernel
 
     backward = dpre is not None
