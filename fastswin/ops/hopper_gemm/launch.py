@@ -132,7 +132,8 @@ def _run(
     block_m, block_n, block_k = config.block_m, config.block_n, config.block_k
     # without act, dpre's tiles say how results are staged
     chunk = config.chunk(x.element_size())
-    halve = not backward and block_n % (2 * chunk) == 0
+    # halves of TF32 products have not run on a card
+    halve = not backward and x.element_size() == 2 and block_n % (2 * chunk) == 0
     plan = schedule(M, N, K, config, multiprocessor_count(x.device), halve)
     hidden = [None if t is None else describe(t, block_m, chunk) for t in (pre, result, dpre)]
     launch(
