@@ -51,11 +51,11 @@ FUSED_CAPABILITIES = (9, 10)
 V1, V2 = 49, 64
 
 #: The engine's. Where a stage is missing its separate kernels were faster, or nothing was measured:
-#: V1 by windows gains nothing at 96 channels from 2,048 windows up and loses at 192 from 512, V2 at
-#: 192 from 1,024; V1 by heads loses at 192 channels and 64 windows.
+#: V1 by windows gains nothing at 96 and 128 channels from 2,048 windows up and loses at 192 from
+#: 512, V2 at 192 from 1,024; V1 by heads loses at 192 channels and 64 windows.
 FUSED_ATTENTION: FusedAttention = {
     (1, 96): (FusedRange("window", 200, 1100, WholeWindowConfig(4, 2, True), V1),),
-    (1, 128): (FusedRange("window", 256, config=WholeWindowConfig(4, 2, True), tokens=V1),),
+    (1, 128): (FusedRange("window", 256, 1100, WholeWindowConfig(4, 2, True), V1),),
     (1, 192): (
         FusedRange("heads", 1, 24, HeadsConfig(64, 4, 5), V1),
         FusedRange("window", 65, 256, WholeWindowConfig(4, 3, True), V1),

@@ -19,6 +19,7 @@ import dataclasses
 from typing import Any
 
 from fastswin.ops.hopper_gemm.config import HopperGemmConfig
+from fastswin.ops.hopper_resident.config import ResidentMlpConfig, ResidentProductConfig
 from fastswin.ops.linear.config import GemmConfig, LayerNormLinearConfig, OneShotConfig
 from fastswin.ops.mlp.config import MlpConfig
 from fastswin.ops.window_attention.config import WindowAttentionConfig
@@ -28,7 +29,9 @@ LaunchConfig = (
     | HopperGemmConfig
     | LayerNormLinearConfig
     | OneShotConfig
+    | ResidentProductConfig
     | MlpConfig
+    | ResidentMlpConfig
     | WindowAttentionConfig
 )
 
@@ -43,7 +46,8 @@ CONFIG_TYPES: dict[str, type] = {
 #: Configurations of other kernels that serve the same problem; told apart by their fields.
 ALTERNATIVES: dict[str, tuple[type, ...]] = {
     "linear": (OneShotConfig, HopperGemmConfig),
-    "layer_norm_linear": (OneShotConfig,),
+    "layer_norm_linear": (OneShotConfig, ResidentProductConfig),
+    "mlp": (ResidentMlpConfig,),
 }
 
 #: Names of the numbers that fix an operator's code.

@@ -14,6 +14,7 @@ from typing import Any
 
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2
 from fastswin.ops.hopper_gemm.config import DEFAULT_CONFIG, HopperGemmConfig, schedule
+from fastswin.ops.hopper_resident.config import ResidentMlpConfig, ResidentProductConfig
 from fastswin.ops.linear.config import (
     GemmConfig,
     LayerNormLinearConfig,
@@ -133,6 +134,8 @@ def _few_rows(M: int, N: int, K: int, card: Card) -> Iterator[Any]:
 def propose_layer_norm_linear(problem: KernelProblem, card: Card) -> Iterator[NormLinearConfig]:
     M, N, K = problem.rows, problem.dims["N"], problem.dims["K"]
     yield from _few_rows(M, N, K, card)
+    if M >= MANY_ROWS:
+        yield from (ResidentProductConfig(groups=groups) for groups in (3, 4))
     many = M >= MANY_ROWS and card.capability >= (8, 0)
     for block_m, block_n in itertools.product((64, 128) if many else (16, 32, 64, 128),
                                               (32, 64, 128)):  # fmt: skip
@@ -152,8 +155,12 @@ def propose_layer_norm_linear(problem: KernelProblem, card: Card) -> Iterator[No
                     yield LayerNormLinearConfig(block_m, block_n, count, num_warps, stages)
 
 
-def propose_mlp(problem: KernelProblem, card: Card) -> Iterator[MlpConfig]:
+def propose_mlp(
+    problem: KernelProblem, card: Card
+) -> Iterator[MlpConfig | ResidentMlpConfig]:
     C = problem.dims["C"]
+    if problem.rows >= MANY_ROWS:
+        yield from (ResidentMlpConfig(64), ResidentMlpConfig(32, overlap=1))
     copied = card.capability >= (9, 0) and problem.rows >= 4 * MANY_ROWS
     for block_m, block_h in itertools.product((32, 64, 128), (32, 64, 128)):
         if copied and block_m < 64:

@@ -16,6 +16,15 @@ from fastswin.ops.hopper_gemm.config import (
     gluon_blocker,
     shape_blocker,
 )
+from fastswin.ops.hopper_resident.config import (
+    ResidentMlpConfig,
+    ResidentProductConfig,
+    default_resident_mlp,
+    default_resident_product,
+    mlp_blocker,
+    product_blocker,
+)
+from fastswin.ops.hopper_resident.config import gluon_blocker as resident_gluon_blocker
 from fastswin.ops.linear.config import (
     GemmConfig,
     LayerNormLinearConfig,
@@ -42,6 +51,9 @@ def default_for(problem: KernelProblem, card: Card) -> LaunchConfig | None:
         if (hopper := _default_hopper(problem, card)) is not None:
             return hopper
         return default_gemm_config(rows, d["N"], d["K"], card.multiprocessors, card.capability)
+    resident = _default_resident(problem, card)
+    if resident is not None:
+        return resident
     if problem.op == "layer_norm_linear":
         return default_layer_norm_linear_config(
             rows, d["N"], d["K"], card.multiprocessors, card.capability
@@ -86,6 +98,8 @@ def why_invalid(
         if blocker := _hopper_blocker(problem, config, capability):
             return blocker
         sides = {"block_m": config.block_m, "block_n": config.block_n, "block_k": config.block_k}
+    elif isinstance(config, ResidentProductConfig | ResidentMlpConfig):
+        return _resident_blocker(problem, config, capability)
     elif isinstance(config, LayerNormLinearConfig):
         sides = {"block_m": config.block_m, "block_n": config.block_n}
         steps = cdiv(d["N"], config.block_n)
@@ -128,6 +142,10 @@ def operand_bytes(problem: KernelProblem, config: LaunchConfig) -> int:
         return (config.block_m + config.block_n) * config.block_k * size * config.num_stages
     if isinstance(config, HopperGemmConfig):
         return config.shared_bytes(size)
+    if isinstance(config, ResidentProductConfig):
+        return config.shared_bytes(d["N"], d["K"])
+    if isinstance(config, ResidentMlpConfig):
+        return config.shared_bytes(d["hidden"], d["C"])
     if isinstance(config, OneShotConfig):  # operands lie in registers, exchanged part by part
         return (config.block_m + config.block_n) * 32 * size
     if isinstance(config, LayerNormLinearConfig):
@@ -162,3 +180,34 @@ def _hopper_blocker(
         return "the Hopper product adds no residual"
     fits = shape_blocker(d["N"], d["K"], problem.itemsize)
     return fits or config_blocker(config, "linear", problem.itemsize) or gluon_blocker()
+
+
+def _default_resident(
+    problem: KernelProblem, card: Card
+) -> ResidentProductConfig | ResidentMlpConfig | None:
+    """The kernels that keep their weights, where the operators take them."""
+    d, rows = problem.dims, problem.rows
+    if problem.itemsize != 2 or card.capability[0] != 9 or resident_gluon_blocker():
+        return None
+    if problem.op == "layer_norm_linear" and not d["gelu"]:
+        return default_resident_product(rows, d["N"], d["K"], card.multiprocessors)
+    if problem.op == "mlp":
+        return default_resident_mlp(rows, d["hidden"], d["C"], card.multiprocessors)
+    return None
+
+
+def _resident_blocker(
+    problem: KernelProblem,
+    config: ResidentProductConfig | ResidentMlpConfig,
+    capability: tuple[int, int],
+) -> str | None:
+    d = problem.dims
+    if capability[0] != 9:
+        return f"resident weights need compute capability 9.0, this is {capability}"
+    if problem.itemsize != 2:
+        return f"resident weights are in half precision, the problem is {problem.dtype}"
+    if isinstance(config, ResidentMlpConfig):
+        return mlp_blocker(config, d["hidden"], d["C"]) or resident_gluon_blocker()
+    if d["gelu"]:
+        return "the resident product has no activation"
+    return product_blocker(config, d["N"], d["K"]) or resident_gluon_blocker()

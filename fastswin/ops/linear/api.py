@@ -19,6 +19,11 @@ from fastswin.ops.hopper_gemm.config import (
     config_blocker,
     why_no_hopper_gemm,
 )
+from fastswin.ops.hopper_resident.config import (
+    ResidentProductConfig,
+    product_blocker,
+    why_no_resident,
+)
 from fastswin.ops.linear.config import (
     GemmConfig,
     LayerNormLinearConfig,
@@ -79,8 +84,8 @@ def linear(
             each part of ``block_n`` columns of every row of the result. Needs a
             :class:`OneShotConfig` whose ``block_n`` divides N.
         impl: "auto", "triton" or "reference".
-        config: which kernel and its tiles: a :class:`LayerNormLinearConfig` with
-            ``layer_norm_eps``, a :class:`GemmConfig` without, or a :class:`HopperGemmConfig`
+        config: which kernel and its tiles: a :class:`LayerNormLinearConfig` or, without
+            activation, a :class:`ResidentProductConfig` with ``layer_norm_eps``, a :class:`GemmConfig` without, or a :class:`HopperGemmConfig`
             without residual either, a :class:`OneShotConfig` with and without; None takes the
             heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
@@ -130,7 +135,9 @@ def linear(
             why_not_triton(x.device, x.dtype),
             why_no_tensor_cores(x.device, x.dtype, input_precision is not None),
             why_no_gradient(x, weight, bias, residual, offset),
-            _why_not_config(x, N, K, layer_norm_eps, residual, config, input_precision),
+            _why_not_config(
+                x, N, K, layer_norm_eps, activation, residual, config, input_precision
+            ),
             f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
             None if out is None or out.is_contiguous() else "out is not contiguous",
         ],
@@ -149,7 +156,9 @@ def linear(
             x, weight, bias, activation, layer_norm_eps, offset, residual, out, config, pdl,
             norm_stats=norm_stats, weight_sums=weight_sums, stats_out=stats_out,
         )  # fmt: skip
-    if isinstance(config, LayerNormLinearConfig) or layer_norm_eps is not None:
+    if isinstance(config, LayerNormLinearConfig | ResidentProductConfig) or (
+        layer_norm_eps is not None
+    ):
         assert layer_norm_eps is not None  # checked with the type of config
         assert not isinstance(config, GemmConfig | HopperGemmConfig)
         # its weights come after the wait: launched ahead it is 0.5 to 1.6 us slower
@@ -165,6 +174,7 @@ def _why_not_config(
     N: int,
     K: int,
     eps: float | None,
+    activation: Activation | None,
     residual: torch.Tensor | None,
     config: PlainConfig | NormLinearConfig | None,
     input_precision: InputPrecision | None,
@@ -173,6 +183,10 @@ def _why_not_config(
         if x.dtype == torch.float32:
             return "one-shot products hold half-precision operands"
         return why_no_one_shot(x.device) or one_shot_blocker(K)
+    if isinstance(config, ResidentProductConfig):
+        if activation is not None:
+            return "the resident product has no activation"
+        return why_no_resident(x.device, x.dtype) or product_blocker(config, N, K)
     if isinstance(config, HopperGemmConfig):
         if residual is not None:
             return "the Hopper product adds no residual"

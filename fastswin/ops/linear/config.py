@@ -12,6 +12,7 @@ import torch
 
 from fastswin._triton.device import device_capability
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns
+from fastswin.ops.hopper_resident.config import ResidentProductConfig
 
 #: Widest row that the LayerNorm-fused kernel keeps on chip.
 MAX_LAYER_NORM_K = 1024
@@ -77,7 +78,7 @@ class OneShotConfig:
 
 #: Options of a product without LayerNorm, and of one with.
 LinearConfig = GemmConfig | OneShotConfig
-NormLinearConfig = LayerNormLinearConfig | OneShotConfig
+NormLinearConfig = LayerNormLinearConfig | OneShotConfig | ResidentProductConfig
 
 
 def default_gemm_config(

@@ -23,6 +23,7 @@ from fastswin._triton.math import gelu, gelu_erf, nearest_tf32, normalize_rows
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, split_columns
 from fastswin.ops.hopper_gemm.config import HopperGemmConfig, measured_config
+from fastswin.ops.hopper_resident.config import ResidentProductConfig, chosen_product
 from fastswin.ops.linear.config import (
     GemmConfig,
     LayerNormLinearConfig,
@@ -268,15 +269,30 @@ def layer_norm_linear_fwd(
     eps: float,
     offset: torch.Tensor | None,
     out: torch.Tensor | None,
-    config: LayerNormLinearConfig | None = None,
+    config: LayerNormLinearConfig | ResidentProductConfig | None = None,
     pdl: bool = False,
     input_precision: str | None = None,
 ) -> torch.Tensor:
-    """Launch the x-stationary kernel on ``x [..., K]``; see the public function."""
+    """Launch the x-stationary kernel on ``x [..., K]``, or the one that keeps the weight.
+
+    See the public function.
+    """
     given = prepare_operands(x, weight, bias, offset, None, out)
     out, M, N, K = given.out, given.M, given.N, given.K
     if out.numel() == 0:
         return out
+    if config is None and activation is None:
+        config = chosen_product(M, N, K, x.dtype, x.device)
+    if isinstance(config, ResidentProductConfig):
+        if not (given.x.data_ptr() | given.weight.data_ptr() | out.data_ptr()) % TMA_ALIGNMENT:
+            from fastswin.ops.hopper_resident.launch import resident_product_fwd
+
+            resident_product_fwd(
+                given.x.view(M, K), given.weight, given.bias, given.offset, eps, out.view(M, N),
+                config,
+            )  # fmt: skip
+            return out
+        config = None
     if config is None:
         heuristic = (
             default_layer_norm_linear_config

@@ -14,6 +14,8 @@ from fastswin._triton.available import (
     why_no_tensor_cores,
     why_not_triton,
 )
+from fastswin.ops.hopper_resident.config import ResidentMlpConfig, why_no_resident
+from fastswin.ops.hopper_resident.config import mlp_blocker as resident_mlp_blocker
 from fastswin.ops.mlp.config import MlpConfig, mlp_blocker
 
 #: Every configuration's hidden step divides this.
@@ -33,7 +35,7 @@ def mlp(
     eps: float = 1e-5,
     out: torch.Tensor | None = None,
     impl: Impl = "auto",
-    config: MlpConfig | None = None,
+    config: MlpConfig | ResidentMlpConfig | None = None,
     pdl: bool = False,
     input_precision: Literal["tf32"] | None = None,
 ) -> torch.Tensor:
@@ -51,7 +53,8 @@ def mlp(
         eps: LayerNorm epsilon.
         out: ``[..., C]`` where the result goes; may be ``x``.
         impl: "auto", "triton" or "reference".
-        config: tiles of the kernel; None takes the heuristic.
+        config: which kernel and its tiles: a :class:`MlpConfig`, or a :class:`ResidentMlpConfig`
+            of 96 or 128 channels in half precision on Hopper; None takes the heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes a
             weight.
         input_precision: "tf32" cuts fp32 operands to TF32; None leaves fp32 to the library, whose
@@ -93,6 +96,9 @@ def mlp(
                 x, fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias, offset
             ),
             mlp_blocker(C, hidden, HIDDEN_STEP),
+            why_no_resident(x.device, x.dtype) or resident_mlp_blocker(config, hidden, C)
+            if isinstance(config, ResidentMlpConfig)
+            else None,
             None if out is None or out.is_contiguous() else "out is not contiguous",
         ],
     )

@@ -19,7 +19,11 @@ from fastswin._triton.launch import on_grid
 from fastswin._triton.math import gelu, nearest_tf32, normalize_rows
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, split_columns
+from fastswin.ops.hopper_resident.config import ResidentMlpConfig, chosen_mlp
 from fastswin.ops.mlp.config import MlpConfig, default_mlp_config, default_tf32_mlp_config
+
+#: Bytes that the base of a tensor must be a multiple of for the tensor copy engine.
+TMA_ALIGNMENT = 16
 
 
 @triton.jit
@@ -128,7 +132,7 @@ def mlp_fwd(
     offset: torch.Tensor | None,
     eps: float,
     out: torch.Tensor | None,
-    config: MlpConfig | None = None,
+    config: MlpConfig | ResidentMlpConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Launch on ``x [..., C]``; see the public function."""
@@ -141,6 +145,21 @@ def mlp_fwd(
         return out
     C, hidden = x.shape[-1], fc1_weight.shape[0]
     M = x.numel() // C
+    if config is None:
+        config = chosen_mlp(M, hidden, C, x.dtype, x.device)
+    if isinstance(config, ResidentMlpConfig):
+        if not any(t.data_ptr() % TMA_ALIGNMENT for t in (x, fc1_weight, fc2_weight, out)):
+            from fastswin.ops.hopper_resident.launch import resident_mlp_fwd
+
+            norm = None
+            if norm_weight is not None and norm_bias is not None:
+                norm = norm_weight, norm_bias
+            resident_mlp_fwd(
+                x.view(M, C), (fc1_weight, fc1_bias), (fc2_weight, fc2_bias), norm, offset, eps,
+                out.view(M, C), config, pdl,
+            )  # fmt: skip
+            return out
+        config = None
     if config is None:
         wide = x.dtype == torch.float32
         heuristic = default_tf32_mlp_config if wide else default_mlp_config

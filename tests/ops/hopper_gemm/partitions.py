@@ -1,227 +1,24 @@
-"""Run the Hopper product's own source on a CPU: partitions are threads, tiles are tensors.
-
-The Gluon functions' Python bodies are executed with stand-ins for the dialect: barriers count
-arrivals and bytes and keep a phase as the hardware does, copies land at once, products are exact to
-fp32. A wait that nobody ends fails by time, a slot that is overwritten early shows in the result.
-"""
+"""The Hopper product's own source on a CPU; gluon_threads.py says how."""
 
 from __future__ import annotations
 
-import random
-import threading
-import time
-import types
 from typing import Any
 
 import torch
+from gluon_threads import Descriptor, Pointer, run_source
 
-#: Longest wait for a barrier, seconds.
-PATIENCE = 5.0
-
-
-class Barrier:
-    """An mbarrier: a phase completes with its last arrival and its last byte."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.count = self.pending = 0
-        self.bytes = 0
-        self.phase = 0
-
-    def arrive(self, count: int, expected: int = 0) -> None:
-        with self.changed:
-            self.bytes += expected
-            self.pending -= count
-            assert self.pending >= 0, "more arrivals than a phase has"
-            self._settle()
-
-    def landed(self, size: int) -> None:
-        with self.changed:
-            self.bytes -= size
-            self._settle()
-
-    def wait(self, parity: int) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.phase % 2 != parity, PATIENCE), "hangs"
-
-    def _settle(self) -> None:
-        if self.pending == 0 and self.bytes == 0:
-            self.phase += 1
-            self.pending = self.count
-            self.changed.notify_all()
-
-
-class Shared:
-    """Buffers of shared memory; barriers where the elements are int64."""
-
-    def __init__(self, dtype: Any, shape: list[int]) -> None:
-        if dtype is torch.int64:
-            self.items: list[Any] = [Barrier() for _ in range(shape[0])]
-        else:
-            self.items = [Tile(torch.full(shape[1:], float("nan"), dtype=dtype))
-                          for _ in range(shape[0])]  # fmt: skip
-
-    def index(self, i: Any) -> Any:
-        return self.items[int(i)]
-
-
-class Tile:
-    """One buffer."""
-
-    def __init__(self, data: torch.Tensor) -> None:
-        self.data = data
-
-    def permute(self, order: tuple[int, int]) -> Tile:
-        return Tile(self.data.permute(order))
-
-    def slice(self, start: int, length: int) -> Tile:
-        return Tile(self.data[start : start + length])
-
-    def load(self, layout: Any) -> torch.Tensor:
-        return self.data.clone()
-
-    def store(self, value: torch.Tensor) -> None:
-        self.data.copy_(value)
-
-
-class Descriptor:
-    """Tiles of a matrix; reads beyond its edges give 0, writes are dropped."""
-
-    def __init__(self, base: torch.Tensor, block: list[int]) -> None:
-        self.base, self.dtype, self.layout = base, base.dtype, None
-        nbytes = block[0] * block[1] * base.element_size()
-        self.block_type = types.SimpleNamespace(shape=block, nbytes=nbytes)
-
-    def read(self, at: list[Any]) -> torch.Tensor:
-        rows, columns = self.block_type.shape
-        tile = torch.zeros(rows, columns, dtype=self.dtype)
-        part = self.base[int(at[0]) : int(at[0]) + rows, int(at[1]) : int(at[1]) + columns]
-        tile[: part.shape[0], : part.shape[1]] = part
-        return tile
-
-    def write(self, at: list[Any], tile: torch.Tensor) -> None:
-        rows, columns = self.block_type.shape
-        part = self.base[int(at[0]) : int(at[0]) + rows, int(at[1]) : int(at[1]) + columns]
-        part.copy_(tile[: part.shape[0], : part.shape[1]])
-
-
-class Pointer:
-    """Address into a flat tensor, alone or with a vector of offsets."""
-
-    def __init__(self, base: torch.Tensor, offset: Any = 0) -> None:
-        self.base, self.offset = base, offset
-
-    def __add__(self, more: Any) -> Pointer:
-        return Pointer(self.base, self.offset + more)
-
-
-def _pause() -> None:
-    if random.random() < 0.3:
-        time.sleep(random.random() * 1e-4)
-
-
-def _copy_in(desc: Descriptor, at: list[Any], barrier: Barrier, tile: Tile) -> None:
-    _pause()
-    tile.data.copy_(desc.read(at))
-    barrier.landed(desc.block_type.nbytes)
-
-
-def _load(pointer: Pointer, mask: torch.Tensor | None = None, other: float = 0.0) -> torch.Tensor:
-    if mask is None:
-        return pointer.base[pointer.offset]
-    at = torch.where(mask, pointer.offset, 0)
-    return torch.where(mask, pointer.base[at], torch.tensor(other, dtype=pointer.base.dtype))
-
-
-def _store(pointer: Pointer, value: torch.Tensor, mask: torch.Tensor) -> None:
-    pointer.base[pointer.offset[mask]] = value[mask]
-
-
-def _layout(version: list, warps: list, shape: list) -> Any:
-    return types.SimpleNamespace(warps_per_cta=warps, instr_shape=shape)
+__all__ = ["Descriptor", "Pointer", "run_kernel"]
 
 
 def _widen(tile: torch.Tensor, layout: Any) -> torch.Tensor:
     return torch.cat([tile, torch.full_like(tile, float("nan"))], 1)
 
 
-def _multiply(x: Tile, w: Tile, acc: torch.Tensor, is_async: bool) -> torch.Tensor:
-    _pause()
-    return acc + x.data.float() @ w.data.float()
-
-
-def _gelu(x: torch.Tensor) -> torch.Tensor:
-    return torch.nn.functional.gelu(x)
-
-
-def _gelu_and_slope(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    density = torch.exp(-0.5 * x * x) * 0.3989422804014327
-    return _gelu(x), 0.5 * (1 + torch.erf(x * 0.5**0.5)) + x * density
-
-
-def _specialize(parts: list[tuple[Any, tuple]], warps: list[int], registers: list[int]) -> None:
-    assert len(warps) == len(registers) == len(parts) - 1
-    failures: list[BaseException] = []
-
-    def run(function: Any, arguments: tuple) -> None:
-        try:
-            function(*arguments)
-        except BaseException as error:  # reported by the thread that waits
-            failures.append(error)
-
-    threads = [threading.Thread(target=run, args=part, daemon=True) for part in parts]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(3 * PATIENCE)
-    if failures:
-        raise failures[0]
-    assert not any(thread.is_alive() for thread in threads), "hangs"
-
-
-def _init(barrier: Barrier, count: int) -> None:
-    barrier.count = barrier.pending = count
-
-
 def run_kernel(programs: int, *arguments: Any, **constants: Any) -> None:
     """Run ``_hopper_gemm_kernel`` program by program; see its launcher for the arguments."""
-    from fastswin.ops.hopper_gemm import kernel as module
+    from fastswin.ops.hopper_gemm import kernel
 
-    current = torch.tensor(0, dtype=torch.int32)
-    language = types.SimpleNamespace(
-        int64=torch.int64, int32=torch.int32, float32=torch.float32, constexpr=int,
-        program_id=lambda axis: current.clone(), num_programs=lambda axis: programs,
-        static_range=range, cdiv=lambda a, b: (a + b - 1) // b, maximum=max,
-        arange=lambda first, after, layout: torch.arange(first, after),
-        zeros=lambda shape, dtype, layout: torch.zeros(shape, dtype=dtype),
-        convert_layout=lambda value, layout, assert_trivial: value,
-        load=_load, store=_store, sum=lambda value, axis: value.sum(axis),
-        allocate_shared_memory=lambda dtype, shape, layout: Shared(dtype, shape),
-        SliceLayout=lambda axis, parent: None, NVMMADistributedLayout=_layout, to_tensor=bool,
-        warp_specialize=_specialize,
+    run_source(
+        kernel, "_hopper_gemm_kernel", programs, arguments, constants,
+        _split=lambda tile, parts: tile.chunk(parts, 1), _widen=_widen,
     )  # fmt: skip
-    scope: dict[str, Any] = {
-        "gl": language, "range": range, "gelu": _gelu, "gelu_and_slope": _gelu_and_slope,
-        "fence_async_shared": lambda: None, "warpgroup_mma": _multiply,
-        "warpgroup_mma_wait": lambda outstanding, deps: deps[0],
-        "_split": lambda tile, parts: tile.chunk(parts, 1), "_widen": _widen,
-        "mbarrier": types.SimpleNamespace(
-            init=_init, MBarrierLayout=lambda: None,
-            wait=lambda barrier, phase: barrier.wait(int(phase)),
-            expect=lambda barrier, size: barrier.arrive(1, size),
-            arrive=lambda barrier, count, pred=True: barrier.arrive(count) if pred else None,
-        ),
-        "tma": types.SimpleNamespace(
-            async_copy_global_to_shared=_copy_in, store_wait=lambda pending: None,
-            async_copy_shared_to_global=lambda desc, at, tile: desc.write(at, tile.data),
-        ),
-    }  # fmt: skip
-    for name, function in vars(module).items():
-        body = getattr(function, "fn", None)
-        if body is not None and name not in scope:
-            scope[name] = types.FunctionType(
-                body.__code__, scope, name, body.__defaults__, body.__closure__
-            )
-    for program in range(programs):
-        current.fill_(program)
-        scope["_hopper_gemm_kernel"](*arguments, **constants)

@@ -1,0 +1,1 @@
+"""Products of narrow rows whose weights stay in shared memory, on Hopper."""

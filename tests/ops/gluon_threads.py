@@ -1,0 +1,316 @@
+"""Run a warp-specialised kernel's own source on a CPU: partitions are threads, tiles are tensors.
+
+The Gluon functions' Python bodies are executed with stand-ins for the dialect: barriers count
+arrivals and bytes and keep a phase as the hardware does, copies from memory land at once, products
+are exact to fp32. Products read shared memory, and copies to memory theirs, as late as the thread
+that started them waits for them. A wait that nobody ends fails by time, a slot that is overwritten
+early shows in the result.
+"""
+
+from __future__ import annotations
+
+import random
+import threading
+import time
+import types
+from typing import Any
+
+import torch
+
+#: Longest wait for a barrier, seconds.
+PATIENCE = 5.0
+
+
+class Barrier:
+    """An mbarrier: a phase completes with its last arrival and its last byte."""
+
+    def __init__(self) -> None:
+        self.changed = threading.Condition()
+        self.count = self.pending = 0
+        self.bytes = 0
+        self.phase = 0
+
+    def arrive(self, count: int, expected: int = 0) -> None:
+        with self.changed:
+            assert self.count, "a barrier that nobody initialised"
+            self.bytes += expected
+            self.pending -= count
+            assert self.pending >= 0, "more arrivals than a phase has"
+            self._settle()
+
+    def landed(self, size: int) -> None:
+        with self.changed:
+            self.bytes -= size
+            self._settle()
+
+    def wait(self, parity: int) -> None:
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.phase % 2 != parity, PATIENCE), "hangs"
+
+    def _settle(self) -> None:
+        if self.pending == 0 and self.bytes == 0:
+            self.phase += 1
+            self.pending = self.count
+            self.changed.notify_all()
+
+
+class Value(torch.Tensor):
+    """Registers: a value of the dialect, which ``+=`` leaves as it is for whoever holds it."""
+
+    def __iadd__(self, other: Any) -> Any:
+        return self + other
+
+    def __isub__(self, other: Any) -> Any:
+        return self - other
+
+    def __imul__(self, other: Any) -> Any:
+        return self * other
+
+
+class Shared:
+    """Buffers of shared memory; barriers where the elements are int64."""
+
+    def __init__(self, dtype: Any, shape: list[int]) -> None:
+        self.shape = shape
+        if dtype is torch.int64:
+            self.items: list[Any] = [Barrier() for _ in range(shape[0])]
+        else:
+            self.items = [Tile(torch.full(shape[1:], float("nan"), dtype=dtype))
+                          for _ in range(shape[0])]  # fmt: skip
+
+    def index(self, i: Any) -> Any:
+        return self.items[int(i)]
+
+
+class Tile:
+    """One buffer."""
+
+    def __init__(self, data: torch.Tensor) -> None:
+        self.data = data
+
+    def permute(self, order: tuple[int, int]) -> Tile:
+        return Tile(self.data.permute(order))
+
+    def slice(self, start: int, length: int) -> Tile:
+        return Tile(self.data[start : start + length])
+
+    def load(self, layout: Any) -> torch.Tensor:
+        return self.data.clone().as_subclass(Value)
+
+    def store(self, value: torch.Tensor) -> None:
+        assert value.shape == self.data.shape
+        self.data.copy_(value)
+
+
+class Descriptor:
+    """Tiles of a matrix; reads beyond its edges give 0, writes are dropped."""
+
+    def __init__(self, base: torch.Tensor, block: list[int]) -> None:
+        self.base, self.dtype, self.layout = base, base.dtype, None
+        nbytes = block[0] * block[1] * base.element_size()
+        self.block_type = types.SimpleNamespace(shape=block, nbytes=nbytes)
+
+    def read(self, at: list[Any]) -> torch.Tensor:
+        rows, columns = self.block_type.shape
+        tile = torch.zeros(rows, columns, dtype=self.dtype)
+        part = self.base[int(at[0]) : int(at[0]) + rows, int(at[1]) : int(at[1]) + columns]
+        tile[: part.shape[0], : part.shape[1]] = part
+        return tile
+
+    def write(self, at: list[Any], tile: torch.Tensor) -> None:
+        rows, columns = self.block_type.shape
+        part = self.base[int(at[0]) : int(at[0]) + rows, int(at[1]) : int(at[1]) + columns]
+        part.copy_(tile[: part.shape[0], : part.shape[1]])
+
+
+class Product:
+    """A product under way; its operands in shared memory are read when it is waited for."""
+
+    def __init__(self, x: Any, w: Tile, acc: Any) -> None:
+        self.parts: Any = (x, w, acc)
+        self.result: torch.Tensor | None = None
+
+    def end(self) -> None:
+        x, w, acc = self.parts
+        assert self.result is None
+        self.result = _ended(acc) + x.data.float() @ w.data.float()
+
+
+class Flying(threading.local):
+    """What a thread has started and not waited for, oldest first."""
+
+    def __init__(self) -> None:
+        self.products: list[Product] = []
+        self.stores: list[tuple[Descriptor, list[Any], Tile]] = []
+
+
+_flying = Flying()
+
+
+class Pointer:
+    """Address into a flat tensor, alone or with a vector of offsets."""
+
+    def __init__(self, base: torch.Tensor, offset: Any = 0) -> None:
+        self.base, self.offset = base, offset
+
+    def __add__(self, more: Any) -> Pointer:
+        return Pointer(self.base, self.offset + more)
+
+
+def _pause() -> None:
+    if random.random() < 0.3:
+        time.sleep(random.random() * 1e-4)
+
+
+def _copy_in(desc: Descriptor, at: list[Any], barrier: Barrier, tile: Tile) -> None:
+    _pause()
+    tile.data.copy_(desc.read(at))
+    barrier.landed(desc.block_type.nbytes)
+
+
+def _load(pointer: Pointer, mask: torch.Tensor | None = None, other: float = 0.0) -> torch.Tensor:
+    if mask is None:
+        return pointer.base[pointer.offset].as_subclass(Value)
+    at = torch.where(mask, pointer.offset, 0)
+    found = torch.where(mask, pointer.base[at], torch.tensor(other, dtype=pointer.base.dtype))
+    return found.as_subclass(Value)
+
+
+def _zeros(shape: list[int], dtype: Any, layout: Any) -> torch.Tensor:
+    return torch.zeros(shape, dtype=dtype).as_subclass(Value)
+
+
+def _store(pointer: Pointer, value: torch.Tensor, mask: torch.Tensor) -> None:
+    pointer.base[pointer.offset[mask]] = value[mask]
+
+
+def _layout(version: list, warps: list, shape: list) -> Any:
+    return types.SimpleNamespace(warps_per_cta=warps, instr_shape=shape)
+
+
+def _ended(value: Any) -> torch.Tensor:
+    """A product's result; other values are their own."""
+    if not isinstance(value, Product):
+        return value
+    assert value.result is not None, "a product is used before it has been waited for"
+    return value.result
+
+
+def _multiply(x: Any, w: Tile, acc: Any, is_async: bool) -> Product:
+    assert is_async
+    _pause()
+    _flying.products.append(Product(x, w, acc))
+    return _flying.products[-1]
+
+
+def _wait_products(outstanding: int, deps: tuple) -> Any:
+    _pause()
+    while len(_flying.products) > outstanding:
+        _flying.products.pop(0).end()
+    found = [v.result if isinstance(v, Product) and v.result is not None else v for v in deps]
+    return found[0] if len(deps) == 1 else tuple(found)
+
+
+def _copy_out(desc: Descriptor, at: list[Any], tile: Tile) -> None:
+    _flying.stores.append((desc, at, tile))
+
+
+def _wait_stores(pending: Any) -> None:
+    while len(_flying.stores) > int(pending):
+        desc, at, tile = _flying.stores.pop(0)
+        desc.write(at, tile.data)
+
+
+def _gelu(x: torch.Tensor) -> torch.Tensor:
+    return torch.nn.functional.gelu(x)
+
+
+def _gelu_and_slope(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    density = torch.exp(-0.5 * x * x) * 0.3989422804014327
+    return _gelu(x), 0.5 * (1 + torch.erf(x * 0.5**0.5)) + x * density
+
+
+def _specialize(parts: list[tuple[Any, tuple]], warps: list[int], registers: list[int]) -> None:
+    assert len(warps) == len(registers) == len(parts) - 1
+    failures: list[BaseException] = []
+
+    def run(function: Any, arguments: tuple) -> None:
+        try:
+            function(*arguments)
+            assert not _flying.products, "a product that nobody waits for"
+            assert not _flying.stores, "a copy out of shared memory that nobody waits for"
+        except BaseException as error:  # reported by the thread that waits
+            failures.append(error)
+
+    threads = [threading.Thread(target=run, args=part, daemon=True) for part in parts]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(3 * PATIENCE)
+    if failures:
+        raise failures[0]
+    assert not any(thread.is_alive() for thread in threads), "hangs"
+
+
+def _init(barrier: Barrier, count: int) -> None:
+    barrier.count = barrier.pending = count
+
+
+def _scope(module: Any, current: torch.Tensor, programs: int) -> dict[str, Any]:
+    """What a kernel's functions see: the dialect's stand-ins, then the module's own constants."""
+    language = types.SimpleNamespace(
+        int64=torch.int64, int32=torch.int32, float32=torch.float32, constexpr=int,
+        program_id=lambda axis: current.clone(), num_programs=lambda axis: programs,
+        static_range=range, cdiv=lambda a, b: (a + b - 1) // b, maximum=max, minimum=min,
+        arange=lambda first, after, layout: torch.arange(first, after),
+        zeros=_zeros, rsqrt=torch.rsqrt, sum=lambda value, axis: value.sum(axis),
+        convert_layout=lambda value, layout, assert_trivial: value, load=_load, store=_store,
+        allocate_shared_memory=lambda dtype, shape, layout: Shared(dtype, shape),
+        SliceLayout=lambda axis, parent: None, NVMMADistributedLayout=_layout,
+        DotOperandLayout=lambda operand, parent, width: None, to_tensor=bool,
+        warp_specialize=_specialize,
+    )  # fmt: skip
+    scope: dict[str, Any] = {
+        "gl": language, "range": range, "gelu": _gelu, "gelu_and_slope": _gelu_and_slope,
+        "fence_async_shared": lambda: None, "warpgroup_mma": _multiply,
+        "warpgroup_mma_wait": _wait_products, "warpgroup_mma_init": lambda value: value,
+        "mbarrier": types.SimpleNamespace(
+            init=_init, MBarrierLayout=lambda: None,
+            wait=lambda barrier, phase: barrier.wait(int(phase)),
+            expect=lambda barrier, size: barrier.arrive(1, size),
+            arrive=lambda barrier, count, pred=True: barrier.arrive(count) if pred else None,
+        ),
+        "tma": types.SimpleNamespace(
+            async_copy_global_to_shared=_copy_in, async_copy_shared_to_global=_copy_out,
+            store_wait=_wait_stores,
+        ),
+    }  # fmt: skip
+    constants = {name: v.value for name, v in vars(module).items() if name.isupper()}
+    return scope | constants
+
+
+def run_source(
+    module: Any, kernel: str, programs: int, arguments: tuple, constants: dict[str, Any],
+    **stand_ins: Any,
+) -> None:  # fmt: skip
+    """Run a Gluon kernel program by program; see its launcher for the arguments.
+
+    Args:
+        module: where the kernel and what it calls are defined.
+        kernel: its name.
+        programs: size of the grid.
+        arguments: descriptors, pointers and numbers, in order.
+        constants: compile-time parameters.
+        stand_ins: for functions of the module that have no meaning outside the dialect.
+    """
+    current = torch.tensor(0, dtype=torch.int32)
+    scope = _scope(module, current, programs) | stand_ins
+    for name, function in vars(module).items():
+        body = getattr(function, "fn", None)
+        if body is not None and name not in scope:
+            scope[name] = types.FunctionType(
+                body.__code__, scope, name, body.__defaults__, body.__closure__
+            )
+    for program in range(programs):
+        current.fill_(program)
+        scope[kernel](*arguments, **constants)
