@@ -16,111 +16,9 @@ import types
 from typing import Any
 
 import torch
+from gluon_memory import PATIENCE, Barrier, Descriptor, Pointer, Shared, Tile, Value
 
-#: Longest wait for a barrier, seconds.
-PATIENCE = 5.0
-
-
-class Barrier:
-    """An mbarrier: a phase completes with its last arrival and its last byte."""
-
-    def __init__(self) -> None:
-        self.changed = threading.Condition()
-        self.count = self.pending = 0
-        self.bytes = 0
-        self.phase = 0
-
-    def arrive(self, count: int, expected: int = 0) -> None:
-        with self.changed:
-            assert self.count, "a barrier that nobody initialised"
-            self.bytes += expected
-            self.pending -= count
-            assert self.pending >= 0, "more arrivals than a phase has"
-            self._settle()
-
-    def landed(self, size: int) -> None:
-        with self.changed:
-            self.bytes -= size
-            self._settle()
-
-    def wait(self, parity: int) -> None:
-        with self.changed:
-            assert self.changed.wait_for(lambda: self.phase % 2 != parity, PATIENCE), "hangs"
-
-    def _settle(self) -> None:
-        if self.pending == 0 and self.bytes == 0:
-            self.phase += 1
-            self.pending = self.count
-            self.changed.notify_all()
-
-
-class Value(torch.Tensor):
-    """Registers: a value of the dialect, which ``+=`` leaves as it is for whoever holds it."""
-
-    def __iadd__(self, other: Any) -> Any:
-        return self + other
-
-    def __isub__(self, other: Any) -> Any:
-        return self - other
-
-    def __imul__(self, other: Any) -> Any:
-        return self * other
-
-
-class Shared:
-    """Buffers of shared memory; barriers where the elements are int64."""
-
-    def __init__(self, dtype: Any, shape: list[int]) -> None:
-        self.shape = shape
-        if dtype is torch.int64:
-            self.items: list[Any] = [Barrier() for _ in range(shape[0])]
-        else:
-            self.items = [Tile(torch.full(shape[1:], float("nan"), dtype=dtype))
-                          for _ in range(shape[0])]  # fmt: skip
-
-    def index(self, i: Any) -> Any:
-        return self.items[int(i)]
-
-
-class Tile:
-    """One buffer."""
-
-    def __init__(self, data: torch.Tensor) -> None:
-        self.data = data
-
-    def permute(self, order: tuple[int, int]) -> Tile:
-        return Tile(self.data.permute(order))
-
-    def slice(self, start: int, length: int) -> Tile:
-        return Tile(self.data[start : start + length])
-
-    def load(self, layout: Any) -> torch.Tensor:
-        return self.data.clone().as_subclass(Value)
-
-    def store(self, value: torch.Tensor) -> None:
-        assert value.shape == self.data.shape
-        self.data.copy_(value)
-
-
-class Descriptor:
-    """Tiles of a matrix; reads beyond its edges give 0, writes are dropped."""
-
-    def __init__(self, base: torch.Tensor, block: list[int]) -> None:
-        self.base, self.dtype, self.layout = base, base.dtype, None
-        nbytes = block[0] * block[1] * base.element_size()
-        self.block_type = types.SimpleNamespace(shape=block, nbytes=nbytes)
-
-    def read(self, at: list[Any]) -> torch.Tensor:
-        rows, columns = self.block_type.shape
-        tile = torch.zeros(rows, columns, dtype=self.dtype)
-        part = self.base[int(at[0]) : int(at[0]) + rows, int(at[1]) : int(at[1]) + columns]
-        tile[: part.shape[0], : part.shape[1]] = part
-        return tile
-
-    def write(self, at: list[Any], tile: torch.Tensor) -> None:
-        rows, columns = self.block_type.shape
-        part = self.base[int(at[0]) : int(at[0]) + rows, int(at[1]) : int(at[1]) + columns]
-        part.copy_(tile[: part.shape[0], : part.shape[1]])
+__all__ = ["Descriptor", "Pointer", "run_source"]
 
 
 class Product:
@@ -128,6 +26,7 @@ class Product:
 
     def __init__(self, x: Any, w: Tile, acc: Any) -> None:
         self.parts: Any = (x, w, acc)
+        self.shape = acc.shape
         self.result: torch.Tensor | None = None
 
     def end(self) -> None:
@@ -145,16 +44,6 @@ class Flying(threading.local):
 
 
 _flying = Flying()
-
-
-class Pointer:
-    """Address into a flat tensor, alone or with a vector of offsets."""
-
-    def __init__(self, base: torch.Tensor, offset: Any = 0) -> None:
-        self.base, self.offset = base, offset
-
-    def __add__(self, more: Any) -> Pointer:
-        return Pointer(self.base, self.offset + more)
 
 
 def _pause() -> None:

@@ -104,10 +104,12 @@ def product_blocker(config: ResidentProductConfig, N: int, C: int) -> str | None
         return f"buffers must be at least 1, got {config.buffers}"
     if N % 8 or config.block_n > N:
         return f"{N} columns are not a multiple of 8 of at least {config.block_n}"
+    if blocker := _row_blocker(C):
+        return blocker
     needed = config.shared_bytes(N, C)
     if needed > RESIDENT_BYTES:
         return f"{needed} bytes of shared memory exceed {RESIDENT_BYTES}"
-    return _row_blocker(C)
+    return None
 
 
 def mlp_blocker(config: ResidentMlpConfig, hidden: int, C: int) -> str | None:
