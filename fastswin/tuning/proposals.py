@@ -155,9 +155,7 @@ def propose_layer_norm_linear(problem: KernelProblem, card: Card) -> Iterator[No
                     yield LayerNormLinearConfig(block_m, block_n, count, num_warps, stages)
 
 
-def propose_mlp(
-    problem: KernelProblem, card: Card
-) -> Iterator[MlpConfig | ResidentMlpConfig]:
+def propose_mlp(problem: KernelProblem, card: Card) -> Iterator[MlpConfig | ResidentMlpConfig]:
     C = problem.dims["C"]
     if problem.rows >= MANY_ROWS:
         yield from (ResidentMlpConfig(64), ResidentMlpConfig(32, overlap=1))

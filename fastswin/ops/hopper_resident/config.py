@@ -36,8 +36,8 @@ RESIDENT_BYTES = 224 * 1024
 #: Registers that the compiler leaves a thread of all groups but the first, by groups.
 REGISTERS = {3: 160, 4: 112}
 
-#: Rows for each multiprocessor from which a resident product pays (H200: at 64 level with programs
-#: that read the weight by row blocks, at 190 faster by 1.3 to 1.5), and rows from which an MLP does.
+#: Rows for each multiprocessor from which a resident product pays (H200: at 128 level with programs
+#: that read the weight by row blocks, at 190 faster by 1.3 to 1.5), and rows from which an MLP may.
 PRODUCT_ROWS_EACH, MLP_ROWS = 128, 3136
 
 #: Share of its warp groups that an MLP of several rounds of tiles, or one whose weights come
@@ -159,7 +159,7 @@ def default_resident_mlp(
     tiles, groups = cdiv(M, ROWS), config.groups * multiprocessors
     rounds = cdiv(tiles, groups)
     kept = config.stages(hidden, C) * config.block_h == hidden
-    return config if kept and rounds == 1 or tiles >= MLP_BUSY * rounds * groups else None
+    return config if (kept and rounds == 1) or tiles >= MLP_BUSY * rounds * groups else None
 
 
 def chosen_product(

@@ -9,7 +9,6 @@ import torch
 
 from fastswin._triton.device import multiprocessor_count
 from fastswin._triton.launch import launch
-from fastswin._triton.pdl import pdl_options
 from fastswin._triton.tiles import cdiv
 from fastswin.ops.hopper_gemm.launch import CAPABILITY, describe
 from fastswin.ops.hopper_resident.config import (
@@ -54,7 +53,7 @@ def resident_product_fwd(
         describe(out, ROWS, config.block_n), N, tiles, eps,
         STEPS=cdiv(N, config.block_n), GROUPS=config.groups, REGISTERS=REGISTERS[config.groups],
         BUFFERS=config.buffers, HAS_BIAS=bias is not None, HAS_OFFSET=offset is not None,
-        num_warps=4, **pdl_options(False, CAPABILITY),
+        num_warps=4,
     )  # fmt: skip
     return out
 
@@ -84,6 +83,7 @@ def resident_mlp_fwd(
     Raises:
         ValueError: the kernel does not take these tiles or channels.
     """
+    from fastswin._triton.pdl import pdl_options
     from fastswin.ops.hopper_resident.kernel import _resident_mlp_kernel
 
     (M, C), hidden = x.shape, fc1[0].shape[0]
@@ -100,6 +100,7 @@ def resident_mlp_fwd(
         describe(out, ROWS, PART), describe(out, ROWS, second), tiles, eps,
         STEPS=hidden // block_h, STAGES=config.stages(hidden, C), GROUPS=config.groups,
         REGISTERS=REGISTERS[config.groups], OVERLAP=bool(config.overlap),
-        POST_NORM=norm is not None, HAS_OFFSET=offset is not None, num_warps=4, **pdl_options(pdl, CAPABILITY),
+        POST_NORM=norm is not None, HAS_OFFSET=offset is not None, num_warps=4,
+        **pdl_options(pdl, CAPABILITY),
     )  # fmt: skip
     return out

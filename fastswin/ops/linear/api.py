@@ -85,9 +85,9 @@ def linear(
             :class:`OneShotConfig` whose ``block_n`` divides N.
         impl: "auto", "triton" or "reference".
         config: which kernel and its tiles: a :class:`LayerNormLinearConfig` or, without
-            activation, a :class:`ResidentProductConfig` with ``layer_norm_eps``, a :class:`GemmConfig` without, or a :class:`HopperGemmConfig`
-            without residual either, a :class:`OneShotConfig` with and without; None takes the
-            heuristic.
+            activation, a :class:`ResidentProductConfig` with ``layer_norm_eps``, a
+            :class:`GemmConfig` without, or a :class:`HopperGemmConfig` without residual either, a
+            :class:`OneShotConfig` with and without; None takes the heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
             ``weight``, ``bias``, ``offset`` or ``weight_sums``.
         input_precision: how fp32 operands enter tensor cores, "tf32" or "tf32x3"; None leaves
@@ -135,9 +135,7 @@ def linear(
             why_not_triton(x.device, x.dtype),
             why_no_tensor_cores(x.device, x.dtype, input_precision is not None),
             why_no_gradient(x, weight, bias, residual, offset),
-            _why_not_config(
-                x, N, K, layer_norm_eps, activation, residual, config, input_precision
-            ),
+            _why_not_config(x, N, K, layer_norm_eps, activation, residual, config, input_precision),
             f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
             None if out is None or out.is_contiguous() else "out is not contiguous",
         ],
