@@ -4,12 +4,14 @@
     MLP, V1     out = x' + fc2(gelu(fc1(norm(x')))), x' = x + offset      fc1 [H, C] fc2 [C, H]
     MLP, V2     out = x' + norm(fc2(gelu(fc1(x')))) * weight + bias
 
-A stage of 96 or 128 channels has many rows and weights of 60 to 150 KB, which one multiprocessor
-can hold: they come once for each program, not once for each row tile. Rows come and leave through
-the tensor copy engine; in between they live in registers, where the norm, GELU and the residual are
-applied and from where they enter the tensor cores, so no value goes through shared memory twice and
-no two warp groups wait for each other. A group of four warps takes 64 rows at a time; while one
-does arithmetic, another's products have the tensor cores.
+A stage of 96 or 128 channels has many rows and weights of 55 to 260 KB. A product's weight, and an
+MLP's of 96 channels, fit one multiprocessor: they come once for each program, not once for each row
+tile. An MLP's of 128 channels come through a ring, once for a round of tiles. Rows come and leave
+through the tensor copy engine; in between they live in registers, where the norm, GELU and the
+residual are applied and from where they enter the tensor cores, so that warp groups share nothing
+but the weights. A group of four warps takes 64 rows at a time; while one does arithmetic, another's
+products have the tensor cores. 2 M C N and 4 M C H FLOPs; M (C + N) and 2 M C values to and from
+memory, beside the weights.
 
 Rows are held as two column parts, 64 and C - 64, each a power of two. The last step of a product
 whose columns are no multiple of the step begins earlier and computes some columns twice, to the
