@@ -22,7 +22,7 @@ from fastswin._triton.launch import on_grid
 from fastswin._triton.math import gelu, gelu_erf, nearest_tf32, normalize_rows
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, split_columns
-from fastswin.ops.hopper_gemm.config import HopperGemmConfig, measured_config
+from fastswin.ops.hopper_gemm.config import COPY_BYTES, HopperGemmConfig, measured_config
 from fastswin.ops.hopper_resident.config import ResidentProductConfig, chosen_product
 from fastswin.ops.linear.config import (
     GemmConfig,
@@ -33,9 +33,6 @@ from fastswin.ops.linear.config import (
     default_tf32_layer_norm_config,
 )
 from fastswin.ops.linear.operands import prepare_operands
-
-#: Bytes that the base of a tensor must be a multiple of for the tensor copy engine.
-TMA_ALIGNMENT = 16
 
 
 @triton.jit
@@ -218,7 +215,7 @@ def linear_fwd(
     multiprocessors = multiprocessor_count(x.device)
     if config is None and residual is None and activation == "gelu":
         config = measured_config("linear", M, N, K, x.dtype, x.device)
-    aligned = not (given.x.data_ptr() | given.weight.data_ptr() | out.data_ptr()) % TMA_ALIGNMENT
+    aligned = not (given.x.data_ptr() | given.weight.data_ptr() | out.data_ptr()) % COPY_BYTES
     if isinstance(config, HopperGemmConfig):
         if aligned:
             from fastswin.ops.hopper_gemm.launch import hopper_linear_fwd
@@ -242,7 +239,7 @@ def linear_fwd(
     }  # fmt: skip
     pointers = given.pointers("bias", "residual", "out")
     with on_device(x.device):
-        if config.tma and not (given.x.data_ptr() | given.weight.data_ptr()) % TMA_ALIGNMENT:
+        if config.tma and not (given.x.data_ptr() | given.weight.data_ptr()) % COPY_BYTES:
             operands = (
                 TensorDescriptor.from_tensor(given.x.view(M, K), [config.block_m, config.block_k]),
                 TensorDescriptor.from_tensor(given.weight, [config.block_n, config.block_k]),
@@ -284,7 +281,7 @@ def layer_norm_linear_fwd(
     if config is None and activation is None:
         config = chosen_product(M, N, K, x.dtype, x.device)
     if isinstance(config, ResidentProductConfig):
-        if not (given.x.data_ptr() | given.weight.data_ptr() | out.data_ptr()) % TMA_ALIGNMENT:
+        if not (given.x.data_ptr() | given.weight.data_ptr() | out.data_ptr()) % COPY_BYTES:
             from fastswin.ops.hopper_resident.launch import resident_product_fwd
 
             resident_product_fwd(

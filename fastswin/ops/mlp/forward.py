@@ -19,11 +19,9 @@ from fastswin._triton.launch import on_grid
 from fastswin._triton.math import gelu, nearest_tf32, normalize_rows
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, split_columns
+from fastswin.ops.hopper_gemm.config import COPY_BYTES
 from fastswin.ops.hopper_resident.config import ResidentMlpConfig, chosen_mlp
 from fastswin.ops.mlp.config import MlpConfig, default_mlp_config, default_tf32_mlp_config
-
-#: Bytes that the base of a tensor must be a multiple of for the tensor copy engine.
-TMA_ALIGNMENT = 16
 
 
 @triton.jit
@@ -148,7 +146,7 @@ def mlp_fwd(
     if config is None:
         config = chosen_mlp(M, hidden, C, x.dtype, x.device)
     if isinstance(config, ResidentMlpConfig):
-        if not any(t.data_ptr() % TMA_ALIGNMENT for t in (x, fc1_weight, fc2_weight, out)):
+        if not any(t.data_ptr() % COPY_BYTES for t in (x, fc1_weight, fc2_weight, out)):
             from fastswin.ops.hopper_resident.launch import resident_mlp_fwd
 
             norm = None
