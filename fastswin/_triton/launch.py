@@ -42,14 +42,20 @@ def compiling_only() -> Iterator[None]:
         _COMPILE_ONLY.reset(token)
 
 
-def on_grid(kernel: Any, grid: tuple[int, ...]) -> Callable[..., Any]:
+def compiles_only() -> bool:
+    """Whether this context is within :func:`compiling_only`."""
+    return _COMPILE_ONLY.get()
+
+
+def on_grid(kernel: Any, grid: tuple[int, ...], compile_only: bool = False) -> Callable[..., Any]:
     """``kernel[grid]``, or its compilation alone within :func:`compiling_only`.
 
     Args:
         kernel: a ``triton.jit`` function.
         grid: programs along each axis.
+        compile_only: compile in any context.
     """
-    if _COMPILE_ONLY.get():
+    if compile_only or _COMPILE_ONLY.get():
         return functools.partial(kernel.warmup, grid=grid)
     return kernel[grid]
 
@@ -67,10 +73,8 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
     if _COMPILE_ONLY.get():
         on_grid(kernel, (programs,))(*arguments, **constants)
         return
-    device = arguments[0].device
-    named = tuple((name, _by_name(value)) for name, value in constants.items())
-    key = (id(kernel), device, named, tuple(map(_kind, arguments)))
-    with on_device(device):
+    key = kind_of_call(kernel, arguments, constants)
+    with on_device(arguments[0].device):
         if found := _COMPILED.get(key):
             compiled, behind = found
             compiled[(programs, 1, 1)](
@@ -81,6 +85,12 @@ def launch(kernel: Any, programs: int, *arguments: Any, **constants: Any) -> Non
         if compiled is not None:  # the interpreter compiles nothing
             parameters = list(kernel.signature.parameters.values())[len(arguments) :]
             _COMPILED[key] = (compiled, [(p.name, p.default) for p in parameters])
+
+
+def kind_of_call(kernel: Any, arguments: tuple[Any, ...], constants: dict[str, Any]) -> Hashable:
+    """Equal for calls that run the same binary on the same device."""
+    named = tuple((name, _by_name(value)) for name, value in constants.items())
+    return id(kernel), arguments[0].device, named, tuple(map(_kind, arguments))
 
 
 def _by_name(value: Any) -> Hashable:

@@ -13,6 +13,7 @@ from collections.abc import Callable
 import torch
 
 from fastswin.engine.calls import Call
+from fastswin.ops.swin_block.packing import PackedBlock
 
 
 def call_flops(call: Call) -> int:
@@ -24,6 +25,7 @@ def call_flops(call: Call) -> int:
 def call_bytes(call: Call) -> int:
     """Bytes that a call has to move through device memory."""
     inputs = [*call.args, *(value for name, value in call.kwargs.items() if name != "out")]
+    inputs += [t for packed in inputs if isinstance(packed, PackedBlock) for t in packed.tensors()]
     reads = {
         (t.data_ptr(), t.numel()): t.numel() * t.element_size()
         for t in inputs
@@ -69,6 +71,13 @@ def _fused_attention(call: Call) -> int:
     return 2 * x.numel() * outputs + _window_products(call, C)
 
 
+def _whole_block(call: Call) -> int:
+    """Projections and the MLP of all tokens, and attention."""
+    x, weights = call.args[:2]
+    products = sum(w.numel() for w in (weights.heads, weights.fc1, weights.fc2))
+    return 2 * (x.numel() // x.shape[3]) * products + _window_products(call, x.shape[3])
+
+
 _FLOPS: dict[str, Callable[[Call], int]] = {
     "linear": _linear,
     "addmm": _addmm,
@@ -77,5 +86,6 @@ _FLOPS: dict[str, Callable[[Call], int]] = {
     "packed_window_attention": _attention,
     "packed_attention_half": _fused_attention,
     "packed_heads_attention": _fused_attention,
+    "packed_swin_block": _whole_block,
     "window_attention_ref": _attention,
 }

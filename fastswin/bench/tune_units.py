@@ -79,13 +79,13 @@ def stage_problems(
 
     Args:
         config: the model, at its own image size.
-        plan: its plan without a table: stages of few rows, and attention halves that are one
+        plan: its plan without a table: stages of few rows, and halves or blocks that are one
             kernel, are what they are whatever a table says.
         stage: which.
         precision: "fp16", "bf16", "fp32" or "tf32"; the last two have attention alone.
     """
     planned = plan.stages[stage]
-    if planned.few_rows:
+    if planned.few_rows or planned.attention == "block":
         return StageProblems({}, None)
     H, W = planned.map_size
     layers: dict[str, LayerProblem] = {}

@@ -35,10 +35,22 @@ class AttentionHalf(StreamForward):
         Returns:
             Statistics of the stream for :meth:`mlp_half` (:meth:`project_back`); mostly None.
         """
+        if stage.attention == "block":
+            self.join(x, unjoined, stage)
+            self.whole_block(x, block, stage)
+            return None
         if stage.attention == "fused":
             return self.fused_attention_half(x, block, stage, offsets, unjoined)
         qkv = self.project_qkv(x, block, stage, offsets.norm1, unjoined)
         return self.project_back(x, self.attention(qkv, block, stage), block, stage)
+
+    def whole_block(self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan) -> None:
+        """Both halves onto the stream in place; :meth:`mlp_half` has nothing left to do."""
+        shift = stage.shift_size if block.shifted else (0, 0)
+        self.ops.packed_swin_block(
+            x, block.packed(), block.bias_table(shift, self.precision.dtype), block.head_scale,
+            block.scale, stage.window_size, shift, self.eps, out=x, pdl=stage.pdl,
+        )  # fmt: skip
 
     def fused_attention_half(
         self,

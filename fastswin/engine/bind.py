@@ -77,9 +77,11 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
         rows, end = weights.offsets[key]
         offsets.append(rows)
         ends.append(end)
-        if stage.attention in ("triton", "fused"):
+        if stage.attention in ("triton", "fused", "block"):
             for block in blocks:
                 block.bias_table(stage.shift_size if block.shifted else (0, 0), precision.dtype)
+                if stage.attention == "block":
+                    block.packed()
     return BoundPlan(plan, tuple(offsets), tuple(ends))
 
 

@@ -27,6 +27,7 @@ from fastswin.engine.forward import Forward
 from fastswin.engine.prepare import PreparedBlock
 from fastswin.engine.quantized.prepare import LayerForms
 from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config
+from fastswin.ops.swin_block.packing import PackedBlock
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +78,7 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 _SAME_SHAPE = (
     operators.layer_norm, operators.layer_norm_per_token, operators.mlp, operators.quantize,
     operators.quantize_per_token, operators.quantized_mlp, operators.packed_attention_half,
-    operators.packed_heads_attention,
+    operators.packed_heads_attention, operators.packed_swin_block,
 )  # fmt: skip
 
 #: Layer of an operator whose weight does not say it.
@@ -85,6 +86,7 @@ _LAYERS = {
     "packed_window_attention": "attention",
     "packed_attention_half": "attention",
     "packed_heads_attention": "attention",
+    "packed_swin_block": "block",
     "window_attention_ref": "attention",
     "quantized_window_attention_ref": "attention",
     "layer_norm_per_token": "norm",
@@ -105,12 +107,14 @@ _LAYERS = {
 
 
 #: Operators that read the weights of several layers.
-_SEVERAL_LAYERS = ("mlp", "quantized_mlp", "packed_attention_half", "packed_heads_attention")
+_SEVERAL_LAYERS = (
+    "mlp", "quantized_mlp", "packed_attention_half", "packed_heads_attention", "packed_swin_block",
+)  # fmt: skip
 
 #: Operators without ``impl=``: kernels in any case.
 _ALWAYS_KERNELS = (
     operators.packed_window_attention, operators.packed_attention_half,
-    operators.packed_heads_attention,
+    operators.packed_heads_attention, operators.packed_swin_block,
 )  # fmt: skip
 
 
@@ -296,6 +300,8 @@ def _describe(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
         aligned = value.data_ptr() % 16 == 0
         return tuple(value.shape), value.dtype, value.stride(), aligned
+    if isinstance(value, PackedBlock):
+        return tuple(_describe(tensor) for tensor in value.tensors())
     return tuple(value) if isinstance(value, list) else value
 
 

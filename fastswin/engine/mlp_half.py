@@ -35,6 +35,8 @@ class MlpHalf(StreamForward):
         Returns:
             What the stream lacks, for :meth:`attention_half` or :meth:`join`; mostly None.
         """
+        if stage.mlp == "inside":
+            return None
         fc1, fc2, norm = block.fc1, block.fc2, block.norm2
         if stage.mlp == "fused":
             assert fc1.bias is not None  # Mlp always has both

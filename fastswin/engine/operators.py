@@ -26,6 +26,7 @@ from fastswin.ops import (
     split_k_linear,
 )
 from fastswin.ops.attention_half.config import HeadsConfig, WholeWindowConfig
+from fastswin.ops.swin_block.packing import PackedBlock
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 from fastswin.ops.window_attention.quantized import quantized_window_attention_ref
 from fastswin.ops.window_attention.reference import window_attention_ref
@@ -44,6 +45,7 @@ __all__ = [
     "norm_pool_head",
     "packed_attention_half",
     "packed_heads_attention",
+    "packed_swin_block",
     "packed_window_attention",
     "patch_embed",
     "quantize",
@@ -175,3 +177,27 @@ def packed_attention_half(
         norm_weight, norm_bias, scale, num_heads, window_size, shift_size, eps, norm_first,
         out=out, config=config, pdl=pdl,
     )  # fmt: skip
+
+
+def packed_swin_block(
+    x: torch.Tensor,
+    weights: PackedBlock,
+    bias: torch.Tensor,
+    head_scale: torch.Tensor | None,
+    scale: float,
+    window_size: Pair,
+    shift_size: Pair,
+    eps: float,
+    *,
+    out: torch.Tensor,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Both halves of a block in one kernel; ``out`` may be ``x``.
+
+    Arguments are those of ``ops.swin_block``; ``weights``, ``bias`` and ``head_scale`` are packed.
+    """
+    from fastswin.ops.swin_block.launch import swin_block_fwd
+
+    return swin_block_fwd(
+        x, weights, bias, head_scale, scale, window_size, shift_size, eps, out, pdl
+    )

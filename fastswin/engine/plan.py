@@ -7,19 +7,21 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
            "tiled"    our LayerNorm, then our GEMM: many rows on compute capability 9 (hopper_gemm),
                       or where a tuning table says so
            "inside"   in attention's kernel
-    attn   "triton"   shift, partition, bias, mask, softmax in one kernel
+    attn   "block"    the whole block in one kernel, in clusters: few windows (whole_block.py)
+           "triton"   shift, partition, bias, mask, softmax in one kernel
            "fused"    LayerNorm (unless a join in front has it) and qkv in it as well
                       (fused_attention.py)
     proj   "fused"    our GEMM with bias and residual: few rows
            "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
                       carried as an offset that the next reader adds (bind.py)
            "inside"   in attention's kernel, with the residual
-    mlp    "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M
+    mlp    "inside"   in attention's kernel, which is the block's
+           "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M
            "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
            "split-k"  our LayerNorm (in fc1 where its tiles say so), our fc1 with GELU, fc2 cut
                       along K: few rows
-        "unfused"  the same with fc1 by the library and GELU apart: where a table says so, and in
+           "unfused"  the same with fc1 by the library and GELU apart: where a table says so, and in
                    tf32 (tf32.py)
     merge  "fused"    2x2 gather, LayerNorm and GEMM in one kernel: never by itself
            "triton"   2x2 gather (+ LayerNorm) kernel, then the library's GEMM
@@ -71,11 +73,13 @@ from fastswin.engine.tf32 import (
     splits_attention,
     splits_fp32,
 )
+from fastswin.engine.whole_block import WHOLE_BLOCKS, WholeBlocks, choose_whole_block
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
 from fastswin.ops.hopper_gemm.config import HopperGemmConfig, hopper_reason, measured_config
 from fastswin.ops.patch_embed.api import patch_embed_blocker
 from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
+from fastswin.ops.swin_block.config import why_no_clusters
 from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.tuning.table import TuningTable
 
@@ -97,6 +101,7 @@ def make_plan(
     table: TuningTable | None = None,
     pdl: bool | None = None,
     fused_attention: FusedAttention | None = None,
+    whole_blocks: WholeBlocks | None = None,
 ) -> ModelPlan:
     """Choose implementations.
 
@@ -108,6 +113,8 @@ def make_plan(
             products behind them; False leaves all of it out.
         fused_attention: stages whose attention half is one kernel, by windows; None takes the
             engine's table where its tiles fit, on compute capability 9 and 10.
+        whole_blocks: stages whose blocks are one kernel, by windows; None takes the engine's table
+            on compute capability 9.0, where the engine decides about attention halves as well.
 
     Raises:
         ValueError: a stage's map is smaller than its window (the message names the stage).
@@ -126,6 +133,9 @@ def make_plan(
     if fused is None:
         measured = not blocked and device_capability(device)[0] in FUSED_CAPABILITIES
         fused = FUSED_ATTENTION if measured else {}
+    if whole_blocks is None:
+        no_clusters = blocked or why_no_clusters(device.type, device_capability(device))
+        whole_blocks = {} if no_clusters or fused_attention is not None else WHOLE_BLOCKS
     stages = tuple(
         _plan_stage(
             config,
@@ -139,6 +149,7 @@ def make_plan(
             by_rows,
             device,
             fused,
+            whole_blocks,
         )
         for stage in range(config.num_stages)
     )
@@ -176,6 +187,7 @@ def _plan_stage(
     norms_ahead: bool,
     device: torch.device,
     fused_attention: FusedAttention,
+    whole_blocks: WholeBlocks,
 ) -> StagePlan:
     map_size = config.map_size(stage, image_size)
     window = config.stage_window(stage)
@@ -223,10 +235,16 @@ def _plan_stage(
         if split:
             reasons["gemm"] = "three TF32 products: closer to fp64 than the library's and faster"
         if precision.half:
+            windows = max(batch, 1) * math.prod(num_windows(map_size, window))
+            heads = config.num_heads[stage]
+            choose_whole_block(
+                whole_blocks, choice, reasons, launch, version=config.version, C=C,
+                num_heads=heads, hidden=config.hidden_dim(stage), window_size=window,
+                map_size=map_size, windows=windows,
+            )  # fmt: skip
             choose_fused_attention(
                 fused_attention, choice, reasons, launch, version=config.version, C=C,
-                num_heads=config.num_heads[stage], tokens=math.prod(window),
-                windows=max(batch, 1) * math.prod(num_windows(map_size, window)),
+                num_heads=heads, tokens=math.prod(window), windows=windows,
                 map_tokens=math.prod(map_size),
             )  # fmt: skip
             if choice["mlp"] == "library" and "fc1" not in launch:

@@ -18,6 +18,7 @@ from fastswin.engine.quantized.plan import quantize_plan
 from fastswin.engine.quantized.prepare import place_forms
 from fastswin.engine.stage_plan import ModelPlan
 from fastswin.engine.warmup import compile_calls, kernel_calls
+from fastswin.engine.whole_block import WholeBlocks
 from fastswin.quant.ranges import Calibration
 from fastswin.tuning.table import TuningTable
 
@@ -88,9 +89,11 @@ class Plans:
         forward, ranges = self.forward, self._ranges
         # an attention half in one kernel is half precision, which only the mix "auto" may prefer
         fused: FusedAttention | None = None if ranges is None or self._mix == "auto" else {}
+        # a whole block would leave nothing to quantise
+        blocks: WholeBlocks | None = None if ranges is None else {}
         plan = make_plan(
             forward.config, batch, size, self._device, forward.precision, self._impl, self._table,
-            self._pdl, fused,
+            self._pdl, fused, blocks,
         )  # fmt: skip
         if ranges is not None:
             plan = quantize_plan(plan, forward.config, ranges, self._mix, forward.weights)

@@ -21,6 +21,7 @@ from fastswin.models.swin import (
     SwinTransformerBlock,
     SwinTransformerStage,
 )
+from fastswin.ops.swin_block.packing import PackedBlock, pack_block
 from fastswin.ops.window_attention.geometry import expand_bias_table
 from fastswin.ops.window_attention.packing import pack_bias, pack_head_scale
 
@@ -85,6 +86,7 @@ class PreparedBlock:
     shifted: bool
     window_size: Pair
     tables: dict[Pair, torch.Tensor] = dataclasses.field(default_factory=dict)
+    whole: PackedBlock | None = None
 
     @property
     def bias(self) -> torch.Tensor:
@@ -108,6 +110,18 @@ class PreparedBlock:
                     packed = below.half()
             self.tables[shift_size] = packed
         return self.tables[shift_size]
+
+    def packed(self) -> PackedBlock:
+        """Its weights as one kernel for a whole block reads them (ops/swin_block), made once."""
+        if self.whole is None:
+            qkv, proj, fc1, fc2 = (
+                (x.weight, x.bias) for x in (self.qkv, self.proj, self.fc1, self.fc2)
+            )
+            norm1, norm2 = (
+                None if n is None else (n.weight, n.bias) for n in (self.norm1, self.norm2)
+            )
+            self.whole = pack_block(qkv, proj, fc1, fc2, norm1, norm2)
+        return self.whole
 
 
 @dataclasses.dataclass(frozen=True)

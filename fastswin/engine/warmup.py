@@ -41,8 +41,8 @@ def kernel_calls(
         if launches_kernel(call.function, call.kwargs) and call.signature not in known:
             known.add(call.signature)
             found.append(call)
-    # attention and the MLP take longest to compile: started last, they would be waited for
-    slow = ("attention", "mlp")
+    # these take longest to compile: started last, they would be waited for
+    slow = ("block", "attention", "mlp")
     return sorted(found, key=lambda call: call.layer not in slow)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 
 from fastswin._triton.available import (
     Impl,
@@ -17,6 +16,7 @@ from fastswin._triton.available import (
 from fastswin.ops.hopper_resident.config import ResidentMlpConfig, why_no_resident
 from fastswin.ops.hopper_resident.config import mlp_blocker as resident_mlp_blocker
 from fastswin.ops.mlp.config import MlpConfig, mlp_blocker
+from fastswin.ops.mlp.reference import mlp_ref
 
 #: Every configuration's hidden step divides this.
 HIDDEN_STEP = 128
@@ -104,35 +104,8 @@ def mlp(
     )
     weights = (fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias)
     if chosen == "reference":
-        return _mlp_ref(x, *weights, offset, eps, out)
+        y = mlp_ref(x, *weights, offset, eps)
+        return y if out is None else out.copy_(y)
     from fastswin.ops.mlp.forward import mlp_fwd
 
     return mlp_fwd(x, *weights, offset, eps, out, config, pdl)
-
-
-def _mlp_ref(
-    x: torch.Tensor,
-    fc1_weight: torch.Tensor,
-    fc1_bias: torch.Tensor,
-    fc2_weight: torch.Tensor,
-    fc2_bias: torch.Tensor,
-    norm_weight: torch.Tensor | None,
-    norm_bias: torch.Tensor | None,
-    offset: torch.Tensor | None,
-    eps: float,
-    out: torch.Tensor | None,
-) -> torch.Tensor:
-    dtype, C = x.dtype, x.shape[-1]
-    compute = torch.promote_types(dtype, torch.float32)
-    residual = x.to(compute)
-    if offset is not None:
-        residual = residual + offset.to(compute)
-    h = residual
-    if norm_weight is None:
-        h = F.layer_norm(h, (C,), eps=eps)
-    h = F.gelu(F.linear(h.to(dtype), fc1_weight, fc1_bias.to(dtype)))
-    h = F.linear(h, fc2_weight, fc2_bias.to(dtype)).to(compute)
-    if norm_weight is not None and norm_bias is not None:
-        h = F.layer_norm(h, (C,), norm_weight.to(compute), norm_bias.to(compute), eps)
-    y = (residual + h).to(dtype)
-    return y if out is None else out.copy_(y)

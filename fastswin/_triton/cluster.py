@@ -1,0 +1,77 @@
+"""Launches in clusters: programs of one multiprocessor cluster that reach each other's memory.
+
+A kernel is compiled as if for single programs and launched with a cluster's size, so it says itself
+what its programs do: program ``i`` is number ``i % size`` of cluster ``i // size``. Behind the
+shared memory that the compiler counted each program has some bytes more, which are the kernel's to
+use by address (ops/swin_block/exchange.py). Compute capability 9.0 and 10.x; up to 8 programs
+anywhere, up to 16 where a card's clusters hold so many, which the driver is asked.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Hashable
+from typing import Any
+
+from fastswin._triton.device import on_device
+from fastswin._triton.launch import compiles_only, kind_of_call, on_grid
+
+#: Kernels ready for launches in clusters, with the parameters behind their arguments, by call.
+_CLUSTERED: dict[Hashable, tuple[Any, list[tuple[str, Any]], int]] = {}
+
+
+def launch_clusters(
+    kernel: Any, clusters: int, size: int, tail_bytes: int, *arguments: Any, **constants: Any
+) -> None:
+    """Run ``kernel`` in ``clusters`` clusters of ``size`` programs, on its first argument's device.
+
+    Args:
+        kernel: a ``triton.jit`` or ``gluon.jit`` function.
+        clusters, size: the grid has ``clusters * size`` programs along its first axis.
+        tail_bytes: shared memory of each program behind what the compiler counted.
+        arguments: run-time arguments in order, the first one a tensor.
+        constants: every other parameter by name, and launch options such as ``num_warps``.
+    """
+    if compiles_only():
+        on_grid(kernel, (clusters * size,))(*arguments, **constants)
+        return
+    with on_device(arguments[0].device):
+        compiled, behind, _ = _clustered(kernel, size, tail_bytes, arguments, constants)
+        if compiled is not None:
+            compiled[(clusters, 1, 1)](
+                *arguments, *[constants.get(name, default) for name, default in behind]
+            )
+
+
+def clusters_at_once(
+    kernel: Any, size: int, tail_bytes: int, *arguments: Any, **constants: Any
+) -> int:
+    """How many clusters of such a launch the device holds at a time; it compiles and runs nothing.
+
+    0 where it can hold none.
+    """
+    with on_device(arguments[0].device):
+        return _clustered(kernel, size, tail_bytes, arguments, constants)[2]
+
+
+def _clustered(
+    kernel: Any, size: int, tail_bytes: int, arguments: tuple[Any, ...], constants: dict[str, Any]
+) -> tuple[Any, list[tuple[str, Any]], int]:
+    """The compiled kernel with a cluster's size and the tail in what its launcher reads."""
+    from triton.runtime import driver
+
+    key = (size, tail_bytes, kind_of_call(kernel, arguments, constants))
+    if key not in _CLUSTERED:
+        compiled = on_grid(kernel, (size,), compile_only=True)(*arguments, **constants)
+        if compiled is None:  # launches are being recorded
+            return None, [], 0
+        compiled._init_handles()
+        clustered = copy.copy(compiled)
+        warps, _, shared = compiled.packed_metadata
+        clustered.packed_metadata = (warps, size, shared + tail_bytes)
+        at_once = driver.active.utils.cuOccupancyMaxActiveClusters(
+            compiled.function, shared + tail_bytes, size
+        )
+        parameters = list(kernel.signature.parameters.values())[len(arguments) :]
+        _CLUSTERED[key] = clustered, [(p.name, p.default) for p in parameters], at_once
+    return _CLUSTERED[key]

@@ -1,0 +1,165 @@
+"""What the programs of a cluster say to each other, through distributed shared memory.
+
+Triton gives each program its own shared memory and no way to another's. A launch in clusters
+(launch.py) asks for some bytes more than the compiler counted, behind them ("the tail"), and PTX
+reaches the tail of every program of the cluster. It holds barriers, and pieces of rows: 64 rows by
+32 columns are 16 values a thread in the layout that a tensor-core product leaves and the next takes
+its first operand in, so a piece crosses as registers, each thread to the thread of its own number
+elsewhere; no layout changes, nobody converts addresses. Stores carry their own signal: they are
+counted in bytes by a barrier of the program they go to.
+
+Threads of rows that no window has (49 rows fill 100 threads of 128) send nothing; what their
+receivers read there is arbitrary.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.jit
+def tail_address(TAIL: gl.constexpr):
+    """Where a program's last ``TAIL`` bytes begin, at a multiple of 128, for which 128 are spare.
+
+    An address of the shared window, equal in all programs of the grid.
+    """
+    end = gl.inline_asm_elementwise(
+        "{ .reg .b32 size; mov.u32 size, %dynamic_smem_size; mov.u32 $0, global_smem;"
+        " add.u32 $0, $0, size; }",
+        "=r", [], dtype=gl.int32, is_pure=True, pack=1,
+    )  # fmt: skip
+    return (end - TAIL + 127) // 128 * 128
+
+
+@gluon.jit
+def cluster_arrive():
+    """This thread has done what it did; :func:`cluster_wait` of the others sees it."""
+    gl.inline_asm_elementwise(
+        "barrier.cluster.arrive.release.aligned; mov.u32 $0, 0;", "=r,~{memory}", [],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def cluster_wait():
+    """Until all threads of the cluster have arrived."""
+    gl.inline_asm_elementwise(
+        "barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;", "=r,~{memory}", [],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def expect_bytes(barrier, BYTES: gl.constexpr):
+    """Make a barrier of the tail for one filling of so many bytes; before a cluster barrier."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred first; .reg .b32 thread; mov.u32 thread, %tid.x;"
+        " setp.eq.u32 first, thread, 0;"
+        " @first mbarrier.init.shared::cta.b64 [$1], 1;"
+        " @first fence.mbarrier_init.release.cluster;"
+        " @first mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2; mov.u32 $0, 0; }",
+        "=r,r,r,~{memory}", [barrier, BYTES], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def wait_bytes(barrier):
+    """Until the barrier's bytes have come; what they hold is visible then."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred done; TRY_AGAIN:"
+        " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$1], 0;"
+        " @!done bra TRY_AGAIN; mov.u32 $0, 0; }",
+        "=r,r,~{memory}", [barrier], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def send_piece(piece, address, barrier, rank, THREADS: gl.constexpr):
+    """Sixteen 16-bit values a thread to an address of program ``rank``, 32 bytes of its barrier."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred live; .reg .b32 thread, to, counter; mov.u32 thread, %tid.x;"
+        f" setp.lt.u32 live, thread, {THREADS};"
+        " shl.b32 thread, thread, 4; add.u32 to, $12, thread;"
+        " mapa.shared::cluster.u32 to, to, $44; mapa.shared::cluster.u32 counter, $28, $44;"
+        " @live st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
+        " [to], {$4, $5, $6, $7}, [counter];"
+        " @live st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
+        f" [to+{16 * THREADS}], {{$8, $9, $10, $11}}, [counter]; }}",
+        "=r,=r,=r,=r," + "r," * 56 + "~{memory}",
+        [piece, address, barrier, rank], dtype=gl.int8, is_pure=False, pack=16,
+    )  # fmt: skip
+
+
+@gluon.jit
+def receive_piece(address, dtype: gl.constexpr, THREADS: gl.constexpr, LAYOUT: gl.constexpr):
+    """``[64, 32]`` of 16 bits that :func:`send_piece` has left at an address of this program."""
+    at = gl.full([64, 32], address, gl.int32, LAYOUT)
+    values = gl.inline_asm_elementwise(
+        "{ .reg .b32 thread, from; mov.u32 thread, %tid.x; shl.b32 thread, thread, 4;"
+        " add.u32 from, $8, thread; ld.shared.v4.b32 {$0, $1, $2, $3}, [from];"
+        f" ld.shared.v4.b32 {{$4, $5, $6, $7}}, [from+{16 * THREADS}]; }}",
+        "=r," * 8 + "r," * 16 + "~{memory}", [at], dtype=gl.int16, is_pure=False, pack=16,
+    )  # fmt: skip
+    return values.to(dtype, bitcast=True)
+
+
+@gluon.jit
+def send_sums(piece, address, barrier, rank, THREADS: gl.constexpr):
+    """Sixteen fp32 values a thread to ``address`` of program ``rank``, 64 bytes of its barrier."""
+    store: gl.constexpr = " @live st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
+    gl.inline_asm_elementwise(
+        "{ .reg .pred live; .reg .b32 thread, to, counter; mov.u32 thread, %tid.x;"
+        f" setp.lt.u32 live, thread, {THREADS};"
+        " shl.b32 thread, thread, 4; add.u32 to, $20, thread;"
+        " mapa.shared::cluster.u32 to, to, $52; mapa.shared::cluster.u32 counter, $36, $52;"
+        + store + " [to], {$4, $5, $6, $7}, [counter];"
+        + store + f" [to+{16 * THREADS}], {{$8, $9, $10, $11}}, [counter];"
+        + store + f" [to+{32 * THREADS}], {{$12, $13, $14, $15}}, [counter];"
+        + store + f" [to+{48 * THREADS}], {{$16, $17, $18, $19}}, [counter]; }}",
+        "=r,=r,=r,=r," + "r," * 64 + "~{memory}",
+        [piece.to(gl.int32, bitcast=True), address, barrier, rank],
+        dtype=gl.int8, is_pure=False, pack=16,
+    )  # fmt: skip
+
+
+@gluon.jit
+def receive_sums(address, THREADS: gl.constexpr, LAYOUT: gl.constexpr):
+    """``[64, 32]`` of fp32 that :func:`send_sums` has left at an address of this program."""
+    at = gl.full([64, 32], address, gl.int32, LAYOUT)
+    values = gl.inline_asm_elementwise(
+        "{ .reg .b32 thread, from; mov.u32 thread, %tid.x; shl.b32 thread, thread, 4;"
+        " add.u32 from, $16, thread; ld.shared.v4.b32 {$0, $1, $2, $3}, [from];"
+        f" ld.shared.v4.b32 {{$4, $5, $6, $7}}, [from+{16 * THREADS}];"
+        f" ld.shared.v4.b32 {{$8, $9, $10, $11}}, [from+{32 * THREADS}];"
+        f" ld.shared.v4.b32 {{$12, $13, $14, $15}}, [from+{48 * THREADS}]; }}",
+        "=r," * 16 + "r," * 16 + "~{memory}", [at], dtype=gl.int32, is_pure=False, pack=16,
+    )  # fmt: skip
+    return values.to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def send_statistics(mean, deviations, address, barrier, rank, row, ROWS: gl.constexpr):
+    """Two fp32 numbers a row to program ``rank``, 8 bytes a row of its barrier."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred live, one; .reg .b32 lane, to, counter; mov.u32 lane, %tid.x;"
+        f" and.b32 lane, lane, 3; setp.eq.u32 one, lane, 0; setp.lt.and.s32 live, $6, {ROWS}, one;"
+        " shl.b32 to, $6, 3; add.u32 to, to, $3;"
+        " mapa.shared::cluster.u32 to, to, $5; mapa.shared::cluster.u32 counter, $4, $5;"
+        " @live st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32"
+        " [to], {$1, $2}, [counter]; mov.u32 $0, 0; }",
+        "=r," + "r," * 6 + "~{memory}",
+        [mean.to(gl.int32, bitcast=True), deviations.to(gl.int32, bitcast=True), address, barrier,
+         rank, row],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def receive_statistics(address, row):
+    """Both numbers of each row that :func:`send_statistics` has left here."""
+    mean, deviations = gl.inline_asm_elementwise(
+        "ld.shared.v2.b32 {$0, $1}, [$2];", "=r,=r,r,~{memory}", [address + row * 8],
+        dtype=(gl.int32, gl.int32), is_pure=False, pack=1,
+    )  # fmt: skip
+    return mean.to(gl.float32, bitcast=True), deviations.to(gl.float32, bitcast=True)
