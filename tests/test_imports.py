@@ -53,7 +53,10 @@ def is_kernel(path: Path) -> bool:
     """Files that hold Triton functions and are imported only where a kernel is launched."""
     if room_of(name_of(path)) not in ("ops", "export", "_triton"):
         return False
-    return path.stem in ("forward", "backward", "kernel") or "\nimport triton\n" in path.read_text()
+    if path.stem in ("forward", "backward", "kernel"):
+        return True
+    text = path.read_text()
+    return "\nimport triton\n" in text or "\nfrom triton.experimental import gluon\n" in text
 
 
 def is_command(path: Path) -> bool:

@@ -11,6 +11,9 @@ import torch
 #: Longest wait for a barrier, seconds.
 PATIENCE = 5.0
 
+#: Columns of 16 bits that lie together where tiles are swizzled by 128 bytes.
+SLAB = 64
+
 
 class Barrier:
     """An mbarrier: a phase completes with its last arrival and its last byte."""
@@ -61,16 +64,37 @@ class Value(torch.Tensor):
 class Shared:
     """Buffers of shared memory; barriers where the elements are int64."""
 
-    def __init__(self, dtype: Any, shape: list[int]) -> None:
+    def __init__(self, dtype: Any, shape: list[int], items: list[Any] | None = None) -> None:
         self.shape = shape
-        if dtype is torch.int64:
-            self.items: list[Any] = [Barrier() for _ in range(shape[0])]
+        if items is not None:
+            self.items = items
+        elif dtype is torch.int64:
+            self.items = [Barrier() for _ in range(shape[0])]
         else:
             self.items = [Tile(torch.full(shape[1:], float("nan"), dtype=dtype))
                           for _ in range(shape[0])]  # fmt: skip
 
     def index(self, i: Any) -> Any:
         return self.items[int(i)]
+
+    def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Shared:
+        """The same 16-bit values as smaller tiles: rows of these, or 64 of their columns.
+
+        Up to 64 columns a tile lies row by row. More lie in slabs of 64, one behind the other.
+        """
+        (_, rows, columns), (count, height, width) = self.shape, shape
+        assert self.items[0].data.dtype == dtype
+        assert dtype.itemsize == 2
+        assert min(columns, SLAB) == width
+        assert rows % height == 0
+        parts = [
+            tile.data[first : first + height, left : left + width]
+            for tile in self.items
+            for left in range(0, columns, width)
+            for first in range(0, rows, height)
+        ]
+        assert len(parts) == count
+        return Shared(dtype, shape, [Tile(part) for part in parts])
 
 
 class Tile:
@@ -119,6 +143,7 @@ class Pointer:
 
     def __init__(self, base: torch.Tensor, offset: Any = 0) -> None:
         self.base, self.offset = base, offset
+        self.dtype = types.SimpleNamespace(element_ty=base.dtype)
 
     def __add__(self, more: Any) -> Pointer:
         return Pointer(self.base, self.offset + more)

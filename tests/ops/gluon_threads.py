@@ -13,12 +13,13 @@ import random
 import threading
 import time
 import types
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from gluon_memory import PATIENCE, Barrier, Descriptor, Pointer, Shared, Tile, Value
 
-__all__ = ["Descriptor", "Pointer", "run_source"]
+__all__ = ["Descriptor", "Pointer", "bound_source", "run_source", "settled"]
 
 
 class Product:
@@ -65,11 +66,23 @@ def _load(pointer: Pointer, mask: torch.Tensor | None = None, other: float = 0.0
     return found.as_subclass(Value)
 
 
+def _allocate(dtype: Any, shape: list[int], layout: Any) -> Any:
+    """Buffers by number and rows and columns, or one by rows and columns alone."""
+    if dtype is torch.int64 or len(shape) == 3:
+        return Shared(dtype, shape)
+    return Shared(dtype, [1, *shape]).index(0)
+
+
+def _maximum(a: Any, b: Any) -> Any:
+    return a.clamp(min=b) if isinstance(a, torch.Tensor) and a.ndim else max(a, b)
+
+
 def _zeros(shape: list[int], dtype: Any, layout: Any) -> torch.Tensor:
     return torch.zeros(shape, dtype=dtype).as_subclass(Value)
 
 
 def _store(pointer: Pointer, value: torch.Tensor, mask: torch.Tensor) -> None:
+    mask = mask.expand_as(pointer.offset)
     pointer.base[pointer.offset[mask]] = value[mask]
 
 
@@ -119,6 +132,12 @@ def _gelu_and_slope(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _gelu(x), 0.5 * (1 + torch.erf(x * 0.5**0.5)) + x * density
 
 
+def settled() -> None:
+    """Raise where the calling thread ends with something under way."""
+    assert not _flying.products, "a product that nobody waits for"
+    assert not _flying.stores, "a copy out of shared memory that nobody waits for"
+
+
 def _specialize(parts: list[tuple[Any, tuple]], warps: list[int], registers: list[int]) -> None:
     assert len(warps) == len(registers) == len(parts) - 1
     failures: list[BaseException] = []
@@ -126,8 +145,7 @@ def _specialize(parts: list[tuple[Any, tuple]], warps: list[int], registers: lis
     def run(function: Any, arguments: tuple) -> None:
         try:
             function(*arguments)
-            assert not _flying.products, "a product that nobody waits for"
-            assert not _flying.stores, "a copy out of shared memory that nobody waits for"
+            settled()
         except BaseException as error:  # reported by the thread that waits
             failures.append(error)
 
@@ -145,23 +163,27 @@ def _init(barrier: Barrier, count: int) -> None:
     barrier.count = barrier.pending = count
 
 
-def _scope(module: Any, current: torch.Tensor, programs: int) -> dict[str, Any]:
+def _scope(module: Any, program_id: Callable[[int], torch.Tensor], programs: int) -> dict[str, Any]:
     """What a kernel's functions see: the dialect's stand-ins, then the module's own constants."""
     language = types.SimpleNamespace(
         int64=torch.int64, int32=torch.int32, float32=torch.float32, constexpr=int,
-        program_id=lambda axis: current.clone(), num_programs=lambda axis: programs,
-        static_range=range, cdiv=lambda a, b: (a + b - 1) // b, maximum=max, minimum=min,
+        program_id=program_id, num_programs=lambda axis: programs,
+        static_range=range, cdiv=lambda a, b: (a + b - 1) // b, maximum=_maximum, minimum=min,
         arange=lambda first, after, layout: torch.arange(first, after),
-        zeros=_zeros, rsqrt=torch.rsqrt, sum=lambda value, axis: value.sum(axis),
+        zeros=_zeros, zeros_like=torch.zeros_like, where=torch.where, rsqrt=torch.rsqrt,
+        sqrt=torch.sqrt, exp2=torch.exp2, sum=lambda value, axis: value.sum(axis),
+        max=lambda value, axis: value.amax(axis),
         convert_layout=lambda value, layout, assert_trivial: value, load=_load, store=_store,
-        allocate_shared_memory=lambda dtype, shape, layout: Shared(dtype, shape),
+        allocate_shared_memory=_allocate,
+        NVMMASharedLayout=types.SimpleNamespace(get_default_for=lambda shape, dtype: None),
         SliceLayout=lambda axis, parent: None, NVMMADistributedLayout=_layout,
         DotOperandLayout=lambda operand, parent, width: None, to_tensor=bool,
         warp_specialize=_specialize,
     )  # fmt: skip
     scope: dict[str, Any] = {
-        "gl": language, "range": range, "gelu": _gelu, "gelu_and_slope": _gelu_and_slope,
-        "fence_async_shared": lambda: None, "warpgroup_mma": _multiply,
+        "gl": language, "tl": language, "range": range, "gelu": _gelu,
+        "gelu_and_slope": _gelu_and_slope, "fence_async_shared": lambda: None,
+        "warpgroup_mma": _multiply,
         "warpgroup_mma_wait": _wait_products, "warpgroup_mma_init": lambda value: value,
         "mbarrier": types.SimpleNamespace(
             init=_init, MBarrierLayout=lambda: None,
@@ -178,6 +200,29 @@ def _scope(module: Any, current: torch.Tensor, programs: int) -> dict[str, Any]:
     return scope | constants
 
 
+def bound_source(
+    module: Any, kernel: str, program_id: Callable[[int], torch.Tensor], programs: int,
+    **stand_ins: Any,
+) -> Callable[..., None]:  # fmt: skip
+    """A Gluon kernel's body as a Python function of its arguments, for one program at a time.
+
+    Args:
+        module: where the kernel and what it calls are defined.
+        kernel: its name.
+        program_id: the number of the program that the calling thread runs, by axis.
+        programs: size of the grid.
+        stand_ins: for functions of the module that have no meaning outside the dialect.
+    """
+    scope = _scope(module, program_id, programs) | stand_ins
+    for name, function in vars(module).items():
+        body = getattr(function, "fn", None)
+        if body is not None and name not in scope:
+            scope[name] = types.FunctionType(
+                body.__code__, scope, name, body.__defaults__, body.__closure__
+            )
+    return scope[kernel]
+
+
 def run_source(
     module: Any, kernel: str, programs: int, arguments: tuple, constants: dict[str, Any],
     **stand_ins: Any,
@@ -185,21 +230,12 @@ def run_source(
     """Run a Gluon kernel program by program; see its launcher for the arguments.
 
     Args:
-        module: where the kernel and what it calls are defined.
-        kernel: its name.
-        programs: size of the grid.
+        module, kernel, programs, stand_ins: see :func:`bound_source`.
         arguments: descriptors, pointers and numbers, in order.
         constants: compile-time parameters.
-        stand_ins: for functions of the module that have no meaning outside the dialect.
     """
     current = torch.tensor(0, dtype=torch.int32)
-    scope = _scope(module, current, programs) | stand_ins
-    for name, function in vars(module).items():
-        body = getattr(function, "fn", None)
-        if body is not None and name not in scope:
-            scope[name] = types.FunctionType(
-                body.__code__, scope, name, body.__defaults__, body.__closure__
-            )
+    body = bound_source(module, kernel, lambda axis: current.clone(), programs, **stand_ins)
     for program in range(programs):
         current.fill_(program)
-        scope[kernel](*arguments, **constants)
+        body(*arguments, **constants)

@@ -46,7 +46,6 @@ def swin_block(
     eps: float = 1e-5,
     out: torch.Tensor | None = None,
     impl: Impl = "auto",
-    pdl: bool = False,
 ) -> torch.Tensor:
     """A Swin block, attention and MLP with their norms and residuals, for inference.
 
@@ -70,8 +69,6 @@ def swin_block(
         eps: LayerNorm epsilon.
         out: ``[B, H, W, C]`` where the result goes; may be ``x``.
         impl: "auto", "triton" or "reference".
-        pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes a
-            weight.
 
     Returns:
         ``[B, H, W, C]`` in x's dtype.
@@ -105,6 +102,8 @@ def swin_block(
         "norm2_bias": (norm2_bias, (C,)),
         "out": (out, tuple(x.shape)),
     }
+    if out is not None and (out.dtype, out.device) != (x.dtype, x.device):
+        raise ValueError(f"out must be {x.dtype} on {x.device}, got {out.dtype} on {out.device}")
     for name, (tensor, shape) in expected.items():
         if tensor is not None and tuple(tensor.shape) != shape:
             raise ValueError(f"{name} must be {shape}, got {tuple(tensor.shape)}")
@@ -158,5 +157,5 @@ def swin_block(
     return swin_block_fwd(
         x, pack_block(*layers, *affines),
         pack_bias(bias, num_heads, window_size, shift_size, x.device), pack_head_scale(logit_scale),
-        scale, window_size, shift_size, eps, torch.empty_like(x) if out is None else out, pdl,
+        scale, window_size, shift_size, eps, torch.empty_like(x) if out is None else out,
     )  # fmt: skip

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 from fastswin._triton.available import interpreting
 
 #: Channels of a head, all that the kernel knows: a program's share of the stream.
@@ -70,4 +72,14 @@ def why_no_clusters(device_type: str, capability: tuple[int, int]) -> str | None
         return "clusters of programs need a GPU"
     if capability != CAPABILITY:
         return f"the kernel is written for compute capability 9.0, this is {capability}"
+    return gluon_blocker()
+
+
+@functools.cache
+def gluon_blocker() -> str | None:
+    """Reason why the installed Triton lacks what the kernel is written in, None where it has it."""
+    try:
+        from fastswin.ops.swin_block import kernel  # noqa: F401
+    except (ImportError, AttributeError, TypeError) as error:
+        return f"this Triton lacks Gluon for Hopper: {error}"
     return None

@@ -11,6 +11,7 @@ from fastswin.ops.hopper_gemm.launch import describe
 from fastswin.ops.swin_block.config import CAPABILITY, HEAD_DIM, live_threads, tail_bytes
 from fastswin.ops.swin_block.packing import PackedBlock
 from fastswin.ops.window_attention.geometry import num_windows
+from fastswin.ops.window_attention.launch import check_grid
 from fastswin.ops.window_attention.packing import LOG2_E
 
 Pair = tuple[int, int]
@@ -50,8 +51,10 @@ def swin_block_fwd(
         "THREADS": live_threads(tokens), "TAIL": tail,
     }  # fmt: skip
     units = 4 * HEAD_DIM  # hidden units of a program
+    windows = B * per_col * per_row
+    check_grid(windows * heads)
     launch_clusters(
-        _swin_block_kernel, B * per_col * per_row, heads, tail,
+        _swin_block_kernel, windows, heads, tail,
         x, weights.qkv_bias, weights.proj_bias, weights.fc1_bias, weights.fc2_bias, table,
         x if head_scale is None else head_scale, *(weights.norm1 or (x, x)),
         *(weights.norm2 or (x, x)), out, describe(weights.heads, 4 * HEAD_DIM, HEAD_DIM),

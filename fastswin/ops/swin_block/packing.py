@@ -6,6 +6,7 @@ import dataclasses
 
 import torch
 
+from fastswin.ops.hopper_gemm.config import COPY_BYTES
 from fastswin.ops.swin_block.config import HEAD_DIM
 
 Vector = torch.Tensor | None
@@ -49,7 +50,10 @@ def pack_block(
     norm1: Norm | None = None,
     norm2: Norm | None = None,
 ) -> PackedBlock:
-    """Weights and biases of a block's layers; a bias that is None becomes zeros."""
+    """Weights and biases of a block's layers; a bias that is None becomes zeros.
+
+    fc1's and fc2's weights are kept as they are where the tensor copy engine can read them.
+    """
 
     def vector(layer: tuple[torch.Tensor, Vector]) -> torch.Tensor:
         weight, bias = layer
@@ -57,9 +61,13 @@ def pack_block(
             return torch.zeros(weight.shape[0], device=weight.device)
         return bias.float().contiguous()
 
+    def readable(weight: torch.Tensor) -> torch.Tensor:
+        weight = weight.contiguous()
+        return weight.clone() if weight.data_ptr() % COPY_BYTES else weight
+
     C = proj[0].shape[0]
     rows = torch.cat((qkv[0], proj[0])).view(4, C // HEAD_DIM, HEAD_DIM, C)
     return PackedBlock(
         rows.transpose(0, 1).reshape(4 * C, C).contiguous(), vector(qkv), vector(proj),
-        fc1[0].contiguous(), vector(fc1), fc2[0].contiguous(), vector(fc2), norm1, norm2,
+        readable(fc1[0]), vector(fc1), readable(fc2[0]), vector(fc2), norm1, norm2,
     )  # fmt: skip
