@@ -6,6 +6,7 @@ Importing this module imports no Triton: ``fastswin`` works where Triton is not 
 from __future__ import annotations
 
 import functools
+import importlib
 import importlib.util
 import os
 from typing import Literal, get_args
@@ -49,6 +50,20 @@ def why_not_triton(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"compute capability {found} is below {MIN_CAPABILITY}"
     if dtype == torch.bfloat16 and found < (8, 0):
         return f"bfloat16 needs compute capability 8.0, this GPU has {found[0]}.{found[1]}"
+    return None
+
+
+@functools.cache
+def why_no_gluon(kernel_module: str) -> str | None:
+    """Reason why the installed Triton lacks the Gluon of a Hopper kernel, None where it has it.
+
+    Args:
+        kernel_module: full name of the module that holds the kernel; it is imported.
+    """
+    try:
+        importlib.import_module(kernel_module)
+    except (ImportError, AttributeError, TypeError) as error:
+        return f"this Triton lacks Gluon for Hopper: {error}"
     return None
 
 

@@ -10,11 +10,11 @@
 from __future__ import annotations
 
 import dataclasses
-import functools
 from typing import Literal
 
 import torch
 
+from fastswin._triton.available import why_no_gluon
 from fastswin._triton.device import device_capability, multiprocessor_count
 from fastswin._triton.tiles import cdiv
 
@@ -239,11 +239,6 @@ def hopper_reason(
     return {} if blocker is None else {"fc1": f"our plain GEMM: {blocker}"}
 
 
-@functools.cache
 def gluon_blocker() -> str | None:
-    """Reason why the installed Triton lacks Gluon for Hopper, None where it has it."""
-    try:
-        from fastswin.ops.hopper_gemm import kernel  # noqa: F401
-    except (ImportError, AttributeError, TypeError) as error:
-        return f"this Triton lacks Gluon for Hopper: {error}"
-    return None
+    """Reason why the installed Triton lacks Gluon for this kernel, None where it has it."""
+    return why_no_gluon("fastswin.ops.hopper_gemm.kernel")

@@ -35,15 +35,9 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fastswin._triton.gluon_tiles import buffers
 from fastswin._triton.math import gelu, gelu_and_slope
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
-
-
-@gluon.jit
-def _buffers(desc, COUNT: gl.constexpr):
-    """Shared memory for ``COUNT`` tiles of a descriptor."""
-    shape: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005
-    return gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
 
 
 @gluon.jit
@@ -368,9 +362,9 @@ def _hopper_gemm_kernel(
     HALF_LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, HALF, DEPTH])
     count = gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
     steps = gl.cdiv(K, BLOCK_K)
-    x_ring = _buffers(x_desc, STAGES)
-    w_ring = _buffers(w_desc, STAGES)
-    staging = _buffers(out_desc, GROUPS * BUFFERS)
+    x_ring = buffers(x_desc, STAGES)
+    w_ring = buffers(w_desc, STAGES)
+    staging = buffers(out_desc, GROUPS * BUFFERS)
     full = _barriers(STAGES)
     empty = _barriers(STAGES)
     turn = _barriers(GROUPS)

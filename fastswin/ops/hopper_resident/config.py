@@ -13,10 +13,10 @@ its weights come once; else what fits is a ring through which they come for ever
 from __future__ import annotations
 
 import dataclasses
-import functools
 
 import torch
 
+from fastswin._triton.available import why_no_gluon
 from fastswin._triton.device import device_capability, multiprocessor_count
 from fastswin._triton.tiles import cdiv
 
@@ -180,11 +180,6 @@ def chosen_mlp(
     return default_resident_mlp(M, hidden, C, multiprocessor_count(device))
 
 
-@functools.cache
 def gluon_blocker() -> str | None:
-    """Reason why the installed Triton lacks Gluon for these kernels, None where it has it."""
-    try:
-        from fastswin.ops.hopper_resident import kernel  # noqa: F401
-    except (ImportError, AttributeError, TypeError) as error:
-        return f"this Triton lacks Gluon for Hopper: {error}"
-    return None
+    """Reason why the installed Triton lacks Gluon for this kernel, None where it has it."""
+    return why_no_gluon("fastswin.ops.hopper_resident.kernel")

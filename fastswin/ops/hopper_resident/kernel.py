@@ -34,25 +34,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fastswin._triton.gluon_tiles import accumulator, buffers
 from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
 
 #: Rows of a group's tile and channels of the first part of a row.
 ROWS = gl.constexpr(64)
 PART = gl.constexpr(64)
-
-
-@gluon.constexpr_function
-def _accumulator(COLUMNS):
-    """Layout of a group's fp32 tile of so many columns."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-
-
-@gluon.jit
-def _buffers(desc, COUNT: gl.constexpr):
-    """Shared memory for ``COUNT`` tiles of a descriptor."""
-    shape: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005
-    return gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
 
 
 @gluon.jit
@@ -154,9 +142,9 @@ def _multiply_tiles(
     dtype: gl.constexpr = out_desc.dtype
     BLOCK_N: gl.constexpr = out_desc.block_type.shape[1]
     CB: gl.constexpr = xb.shape[2]
-    A: gl.constexpr = _accumulator(PART)
-    B: gl.constexpr = _accumulator(CB)
-    OUT: gl.constexpr = _accumulator(BLOCK_N)
+    A: gl.constexpr = accumulator(PART)
+    B: gl.constexpr = accumulator(CB)
+    OUT: gl.constexpr = accumulator(BLOCK_N)
     for i in range(GROUP, count, GROUPS):
         row = (gl.program_id(0) + i * gl.num_programs(0)) * ROWS
         mbarrier.wait(full.index(GROUP), i // GROUPS & 1)
@@ -191,11 +179,11 @@ def _resident_product_kernel(
     """Groups of four warps multiply, the launch's own are the first of them; one warp loads."""
     launch_dependents(PDL)
     count = gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
-    xa = _buffers(xa_desc, GROUPS)
-    xb = _buffers(xb_desc, GROUPS)
-    wa = _buffers(wa_desc, STEPS)
-    wb = _buffers(wb_desc, STEPS)
-    staging = _buffers(out_desc, GROUPS * BUFFERS)
+    xa = buffers(xa_desc, GROUPS)
+    xb = buffers(xb_desc, GROUPS)
+    wa = buffers(wa_desc, STEPS)
+    wb = buffers(wb_desc, STEPS)
+    staging = buffers(out_desc, GROUPS * BUFFERS)
     full = _barriers(GROUPS, 1)
     empty = _barriers(GROUPS, 1)
     weights = _barriers(STEPS, 1)
@@ -284,9 +272,9 @@ def _mlp_tiles(
     dtype: gl.constexpr = outa_desc.dtype
     BLOCK_H: gl.constexpr = fc1a.shape[1]
     CB: gl.constexpr = xb.shape[2]
-    A: gl.constexpr = _accumulator(PART)
-    B: gl.constexpr = _accumulator(CB)
-    HIDDEN: gl.constexpr = _accumulator(BLOCK_H)
+    A: gl.constexpr = accumulator(PART)
+    B: gl.constexpr = accumulator(CB)
+    HIDDEN: gl.constexpr = accumulator(BLOCK_H)
     for i in range(GROUP, count, GROUPS):
         row = (gl.program_id(0) + i * gl.num_programs(0)) * ROWS
         mbarrier.wait(full.index(GROUP), i // GROUPS & 1)
@@ -364,14 +352,14 @@ def _resident_mlp_kernel(
     rounds = gl.cdiv(count, GROUPS)
     if STAGES < STEPS:  # every group sees every filling; tiles behind the last row are empty
         count = rounds * GROUPS
-    xa = _buffers(xa_desc, GROUPS)
-    xb = _buffers(xb_desc, GROUPS)
-    fc1a = _buffers(fc1a_desc, STAGES)
-    fc1b = _buffers(fc1b_desc, STAGES)
-    fc2a = _buffers(fc2a_desc, STAGES)
-    fc2b = _buffers(fc2b_desc, STAGES)
-    outa = _buffers(outa_desc, GROUPS)
-    outb = _buffers(outb_desc, GROUPS)
+    xa = buffers(xa_desc, GROUPS)
+    xb = buffers(xb_desc, GROUPS)
+    fc1a = buffers(fc1a_desc, STAGES)
+    fc1b = buffers(fc1b_desc, STAGES)
+    fc2a = buffers(fc2a_desc, STAGES)
+    fc2b = buffers(fc2b_desc, STAGES)
+    outa = buffers(outa_desc, GROUPS)
+    outb = buffers(outb_desc, GROUPS)
     full = _barriers(GROUPS, 1)
     empty = _barriers(GROUPS, 1)
     weights = _barriers(STAGES, 1)

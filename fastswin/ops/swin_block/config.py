@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import functools
-
-from fastswin._triton.available import interpreting
+from fastswin._triton.available import interpreting, why_no_gluon
 
 #: Channels of a head, all that the kernel knows: a program's share of the stream.
 HEAD_DIM = 32
@@ -75,11 +73,6 @@ def why_no_clusters(device_type: str, capability: tuple[int, int]) -> str | None
     return gluon_blocker()
 
 
-@functools.cache
 def gluon_blocker() -> str | None:
-    """Reason why the installed Triton lacks what the kernel is written in, None where it has it."""
-    try:
-        from fastswin.ops.swin_block import kernel  # noqa: F401
-    except (ImportError, AttributeError, TypeError) as error:
-        return f"this Triton lacks Gluon for Hopper: {error}"
-    return None
+    """Reason why the installed Triton lacks Gluon for this kernel, None where it has it."""
+    return why_no_gluon("fastswin.ops.swin_block.kernel")

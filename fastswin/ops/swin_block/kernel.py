@@ -34,6 +34,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fastswin._triton.gluon_tiles import accumulator, buffers
 from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
 from fastswin.ops.swin_block.exchange import (
@@ -61,28 +62,15 @@ STATISTICS = gl.constexpr(512)
 
 
 @gluon.constexpr_function
-def _accumulator(COLUMNS):
-    """Layout of a product of 64 rows by so many columns."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
-
-
-@gluon.constexpr_function
 def _operand(COLUMNS):
     """Layout of a first operand of so many columns, thread by thread that of the product."""
-    return gl.DotOperandLayout(0, _accumulator(COLUMNS), 2)
-
-
-@gluon.jit
-def _buffers(desc, COUNT: gl.constexpr):
-    """Shared memory for ``COUNT`` tiles of a descriptor."""
-    shape: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005
-    return gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
+    return gl.DotOperandLayout(0, accumulator(COLUMNS), 2)
 
 
 @gluon.jit
 def _row(ptr, first, COLUMNS: gl.constexpr):
     """``COLUMNS`` values of an fp32 vector as a row of a product's tile."""
-    at = gl.arange(0, COLUMNS, gl.SliceLayout(0, _accumulator(COLUMNS)))
+    at = gl.arange(0, COLUMNS, gl.SliceLayout(0, accumulator(COLUMNS)))
     return gl.load(ptr + first + at)[None, :]
 
 
@@ -113,7 +101,7 @@ def _joined_statistics(base, row, eps, P: gl.constexpr):
 def _normalized(piece, mean, rstd, NORMALIZE: gl.constexpr):
     """A piece of rows, laid out as a first operand, normalised where asked."""
     if NORMALIZE:
-        wide = gl.convert_layout(piece, _accumulator(HEAD), assert_trivial=True).to(gl.float32)
+        wide = gl.convert_layout(piece, accumulator(HEAD), assert_trivial=True).to(gl.float32)
         wide = (wide - mean[:, None]) * rstd[:, None]
         piece = gl.convert_layout(wide.to(piece.dtype), _operand(HEAD), assert_trivial=True)
     return piece
@@ -165,8 +153,8 @@ def _attend(
     COSINE: gl.constexpr,
 ):  # fmt: skip
     """Softmax attention of one head, ``[64, 32]``; keys behind the window have no weight."""
-    scores: gl.constexpr = _accumulator(64)
-    rows: gl.constexpr = gl.SliceLayout(1, _accumulator(HEAD))
+    scores: gl.constexpr = accumulator(64)
+    rows: gl.constexpr = gl.SliceLayout(1, accumulator(HEAD))
     if COSINE:
         q = q * _inverse_norm(q)[:, None]
         k = k * _inverse_norm(k)[:, None]
@@ -185,7 +173,7 @@ def _attend(
     p = gl.exp2(s - gl.max(s, 1)[:, None])
     total = gl.convert_layout(gl.sum(p, 1), rows, assert_trivial=True)
     p = gl.convert_layout(p.to(dtype), _operand(64), assert_trivial=True)
-    o = gl.zeros([64, HEAD], gl.float32, _accumulator(HEAD))
+    o = gl.zeros([64, HEAD], gl.float32, accumulator(HEAD))
     o = warpgroup_mma(p, v_buffer, o, is_async=True)
     o = warpgroup_mma_wait(0, deps=(o,))
     return o / total[:, None]
@@ -225,7 +213,7 @@ def _norm_behind(
 @gluon.jit
 def _hidden(pieces, fc1, bias, PART: gl.constexpr, P: gl.constexpr):
     """Half of a program's hidden units before GELU, under way."""
-    h = gl.zeros([64, HALF], gl.float32, _accumulator(HALF)) + bias
+    h = gl.zeros([64, HALF], gl.float32, accumulator(HALF)) + bias
     for r in gl.static_range(P):
         h = warpgroup_mma(pieces[r], fc1.index(2 * r + PART).permute((1, 0)), h, is_async=True)
     return h
@@ -254,7 +242,7 @@ def _swin_block_kernel(
     launch_dependents(PDL)
     C: gl.constexpr = HEAD * P
     dtype: gl.constexpr = x_ptr.dtype.element_ty
-    acc: gl.constexpr = _accumulator(HEAD)
+    acc: gl.constexpr = accumulator(HEAD)
     head = gl.program_id(0) % P
     own = head * HEAD
     barriers = tail_address(TAIL)
@@ -271,9 +259,9 @@ def _swin_block_kernel(
         expect_bytes(barriers + 24, statistics_bytes)
         expect_bytes(barriers + 32, statistics_bytes)
     cluster_arrive()
-    heads_tiles = _buffers(heads_desc, P)
-    fc1_tiles = _buffers(fc1_desc, P)
-    fc2_tiles = _buffers(fc2_desc, P)
+    heads_tiles = buffers(heads_desc, P)
+    fc1_tiles = buffers(fc1_desc, P)
+    fc2_tiles = buffers(fc2_desc, P)
     narrow: gl.constexpr = gl.NVMMASharedLayout.get_default_for([HEAD, HEAD], dtype)
     heads_weight = heads_tiles._reinterpret(dtype, [4 * P, HEAD, HEAD], narrow)
     fc1_weight = fc1_tiles._reinterpret(dtype, [2 * P, HALF, HEAD], narrow)
@@ -294,8 +282,8 @@ def _swin_block_kernel(
     at = token_rows(window_row, window_col, row, H, W, WH, WW, SH, SW, False, False, False) * C
     place = image * H * W * C + at[:, None] + gl.arange(0, HEAD, gl.SliceLayout(0, acc))[None, :]
     live = (row < N)[:, None]
-    query = gl.arange(0, 64, gl.SliceLayout(1, _accumulator(64)))
-    key = gl.arange(0, 64, gl.SliceLayout(0, _accumulator(64)))
+    query = gl.arange(0, 64, gl.SliceLayout(1, accumulator(64)))
+    key = gl.arange(0, 64, gl.SliceLayout(0, accumulator(64)))
     table = gl.load(table_ptr + (kind * P + head) * 4096 + query[:, None] * 64 + key[None, :])
     if V2:
         scale = gl.load(head_scale_ptr + head)

@@ -1,0 +1,19 @@
+"""Tiles of Hopper kernels in Gluon: buffers of shared memory, a product's layout in registers."""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+
+
+@gluon.constexpr_function
+def accumulator(COLUMNS):
+    """Layout of what four warps make of 64 rows by so many columns, fp32."""
+    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+
+
+@gluon.jit
+def buffers(desc, COUNT: gl.constexpr):
+    """Shared memory for ``COUNT`` tiles of a descriptor."""
+    shape: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005
+    return gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
