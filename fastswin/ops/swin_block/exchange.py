@@ -22,7 +22,8 @@ from triton.experimental.gluon import language as gl
 def tail_address(TAIL: gl.constexpr):
     """Where a program's last ``TAIL`` bytes begin, at a multiple of 128, for which 128 are spare.
 
-    An address of the shared window, equal in all programs of the grid.
+    An address of the shared window, equal in all programs of the grid. ``global_smem`` is Triton's
+    name for the memory that a launch sizes.
     """
     end = gl.inline_asm_elementwise(
         "{ .reg .b32 size; mov.u32 size, %dynamic_smem_size; mov.u32 $0, global_smem;"
