@@ -20,6 +20,12 @@ from fastswin.ops.attention_half.config import (
 )
 from fastswin.ops.attention_half.packing import pack_projection
 from fastswin.ops.attention_half.reference import attention_half_ref
+from fastswin.ops.window_attention.checks import (
+    check_shapes,
+    check_stream,
+    check_windows,
+    resolve_scale,
+)
 from fastswin.ops.window_attention.packing import pack_bias, pack_head_scale
 
 Pair = tuple[int, int]
@@ -79,11 +85,8 @@ def attention_half(
         ValueError: a shape or combination does not fit; the message names the argument.
         RuntimeError: ``impl="triton"`` cannot run here; the message says why.
     """
-    if x.ndim != 4 or num_heads < 1 or x.shape[3] % num_heads:
-        raise ValueError(
-            f"x must be [B, H, W, C] with C a multiple of num_heads={num_heads}, "
-            f"got {tuple(x.shape)}"
-        )
+    check_stream(x, num_heads)
+    check_windows(window_size, shift_size)
     H, W, C = x.shape[1:]
     tokens = window_size[0] * window_size[1]
     expected = {
@@ -98,20 +101,9 @@ def attention_half(
         "norm_bias": (norm_bias, (C,)),
         "out": (out, tuple(x.shape)),
     }
-    for name, (tensor, shape) in expected.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} must be {shape}, got {tuple(tensor.shape)}")
+    check_shapes(expected)
     _check_combination(x, norm_first, offset, proj_weight, proj_bias, norm_weight, norm_bias, out)
-    if not all(0 <= s < w for s, w in zip(shift_size, window_size, strict=True)):
-        raise ValueError(
-            f"shift_size must satisfy 0 <= shift < window on each axis, got {shift_size} for "
-            f"window_size {window_size}"
-        )
-    if logit_scale is not None and scale is not None:
-        raise ValueError("give scale (V1) or logit_scale (V2), not both")
-    if logit_scale is not None and logit_scale.numel() != num_heads:
-        raise ValueError(f"logit_scale must hold {num_heads} numbers, got {logit_scale.numel()}")
-    scale = (C // num_heads) ** -0.5 if scale is None else float(scale)
+    scale = resolve_scale(scale, logit_scale, num_heads, C // num_heads)
     whole = proj_weight is not None
     tensors = (x, qkv_weight, qkv_bias, bias, logit_scale, offset, proj_weight, proj_bias)
     chosen = choose_impl(

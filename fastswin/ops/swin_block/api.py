@@ -16,6 +16,12 @@ from fastswin.ops.swin_block.config import swin_block_blocker, why_no_clusters
 from fastswin.ops.swin_block.launch import swin_block_fwd
 from fastswin.ops.swin_block.packing import pack_block
 from fastswin.ops.swin_block.reference import swin_block_ref
+from fastswin.ops.window_attention.checks import (
+    check_shapes,
+    check_stream,
+    check_windows,
+    resolve_scale,
+)
 from fastswin.ops.window_attention.packing import pack_bias, pack_head_scale
 
 Pair = tuple[int, int]
@@ -77,11 +83,8 @@ def swin_block(
         ValueError: a shape or combination does not fit; the message names the argument.
         RuntimeError: ``impl="triton"`` cannot run here; the message says why.
     """
-    if x.ndim != 4 or num_heads < 1 or x.shape[3] % num_heads:
-        raise ValueError(
-            f"x must be [B, H, W, C] with C a multiple of num_heads={num_heads}, "
-            f"got {tuple(x.shape)}"
-        )
+    check_stream(x, num_heads)
+    check_windows(window_size, shift_size)
     H, W, C = x.shape[1:]
     hidden, tokens = fc1_weight.shape[0], window_size[0] * window_size[1]
     norms = (norm1_weight, norm1_bias, norm2_weight, norm2_bias)
@@ -104,22 +107,11 @@ def swin_block(
     }
     if out is not None and (out.dtype, out.device) != (x.dtype, x.device):
         raise ValueError(f"out must be {x.dtype} on {x.device}, got {out.dtype} on {out.device}")
-    for name, (tensor, shape) in expected.items():
-        if tensor is not None and tuple(tensor.shape) != shape:
-            raise ValueError(f"{name} must be {shape}, got {tuple(tensor.shape)}")
-    if not all(0 <= s < w for s, w in zip(shift_size, window_size, strict=True)):
-        raise ValueError(
-            f"shift_size must satisfy 0 <= shift < window on each axis, got {shift_size} for "
-            f"window_size {window_size}"
-        )
+    check_shapes(expected)
     given = sum(norm is not None for norm in norms)
     if given not in (0, 4):
         raise ValueError("give norm1_weight, norm1_bias, norm2_weight and norm2_bias or none")
-    if logit_scale is not None and scale is not None:
-        raise ValueError("give scale (V1) or logit_scale (V2), not both")
-    if logit_scale is not None and logit_scale.numel() != num_heads:
-        raise ValueError(f"logit_scale must hold {num_heads} numbers, got {logit_scale.numel()}")
-    scale = (C // num_heads) ** -0.5 if scale is None else float(scale)
+    scale = resolve_scale(scale, logit_scale, num_heads, C // num_heads)
     weights = (qkv_weight, proj_weight, fc1_weight, fc2_weight)
     other = next((w.dtype for w in weights if w.dtype != x.dtype), None)
     vectors = (qkv_bias, proj_bias, fc1_bias, fc2_bias, bias, logit_scale, *norms)

@@ -14,6 +14,7 @@ import torch
 from fastswin._triton.available import Impl, choose_impl, why_no_tensor_cores, why_not_triton
 from fastswin.ops.window_attention import training
 from fastswin.ops.window_attention.backward_config import takes_whole_windows
+from fastswin.ops.window_attention.checks import check_windows
 from fastswin.ops.window_attention.dropout import make_seed
 from fastswin.ops.window_attention.geometry import expand_bias_table
 from fastswin.ops.window_attention.reference import (
@@ -230,15 +231,7 @@ def _check_image_arguments(
             f"num_heads={num_heads}: qkv's last axis ({qkv.shape[3]}) must be a positive multiple "
             "of 3 * num_heads"
         )
-    if len(window_size) != 2 or min(window_size) < 1:
-        raise ValueError(f"window_size must be two positive integers, got {window_size}")
-    if len(shift_size) != 2 or not all(
-        0 <= s < w for s, w in zip(shift_size, window_size, strict=True)
-    ):
-        raise ValueError(
-            f"shift_size must satisfy 0 <= shift < window on each axis, got {shift_size} for "
-            f"window_size {window_size}"
-        )
+    check_windows(window_size, shift_size)
     if min(qkv.shape[1:3]) < 1:
         raise ValueError(f"qkv's map must not be empty, got shape {tuple(qkv.shape)}")
     if qkv_bias is not None and tuple(qkv_bias.shape) != (qkv.shape[3],):
