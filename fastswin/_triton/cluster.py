@@ -31,13 +31,22 @@ def launch_clusters(
         tail_bytes: shared memory of each program behind what the compiler counted.
         arguments: run-time arguments in order, the first one a tensor.
         constants: every other parameter by name, and launch options such as ``num_warps``.
+
+    Raises:
+        RuntimeError: the device holds no such cluster.
     """
     if compiles_only():
         on_grid(kernel, (clusters * size,))(*arguments, **constants)
         return
     with on_device(arguments[0].device):
-        compiled, behind, _ = _clustered(kernel, size, tail_bytes, arguments, constants)
+        compiled, behind, at_once = _clustered(kernel, size, tail_bytes, arguments, constants)
         if compiled is not None:
+            if at_once == 0:
+                shared = compiled.packed_metadata[2]
+                raise RuntimeError(
+                    f"this device holds no cluster of {size} programs with {shared} bytes of "
+                    "shared memory each"
+                )
             compiled[(clusters, 1, 1)](
                 *arguments, *[constants.get(name, default) for name, default in behind]
             )

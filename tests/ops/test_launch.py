@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import inspect
 import re
+import types
 from pathlib import Path
 
 import pytest
 import torch
 
 from fastswin import ops
+from fastswin._triton import cluster
 from fastswin._triton.launch import compiling_only, launch
 
 
@@ -84,3 +86,10 @@ def test_no_operator_launches_past_what_may_only_compile():
     files = list(Path(ops.__file__).parent.rglob("*.py"))
     assert len(files) > 50
     assert [f.name for f in files if re.search(r"_kernel\[", f.read_text())] == []
+
+
+def test_a_device_that_holds_no_such_cluster_says_so(monkeypatch):
+    compiled = types.SimpleNamespace(packed_metadata=(4, 12, 240_000))
+    monkeypatch.setattr(cluster, "_clustered", lambda *_: (compiled, [], 0))
+    with pytest.raises(RuntimeError, match="no cluster of 12 programs with 240000 bytes"):
+        cluster.launch_clusters(None, 4, 12, 1000, torch.zeros(1))

@@ -41,7 +41,7 @@ def swin_block_blocker(
     window_size: tuple[int, int],
     map_size: tuple[int, int],
 ) -> str | None:
-    """Reason why the kernel does not take such a block, None where it does.
+    """Reason why the kernel does not take such a block, or is not there; None where it does.
 
     Args:
         C, num_heads: channels and heads.
@@ -61,7 +61,7 @@ def swin_block_blocker(
         return f"a map of {map_size} is no multiple of a window of {window_size}"
     if map_size[0] * map_size[1] * C >= 2**31:
         return "tokens of one image are addressed in 32 bits"
-    return None
+    return gluon_blocker()
 
 
 def why_no_clusters(device_type: str, capability: tuple[int, int]) -> str | None:
@@ -70,7 +70,7 @@ def why_no_clusters(device_type: str, capability: tuple[int, int]) -> str | None
         return "clusters of programs need a GPU"
     if capability != CAPABILITY:
         return f"the kernel is written for compute capability 9.0, this is {capability}"
-    return gluon_blocker()
+    return None
 
 
 def gluon_blocker() -> str | None:

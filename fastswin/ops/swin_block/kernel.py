@@ -294,7 +294,7 @@ def _swin_block_kernel(
     wait_for_previous(PDL)
 
     pieces = _load_pieces(x_ptr + place, live, P)
-    # while x is on its way: a copy takes 85 cycles to ask for
+    # while x is on its way: a copy takes 30 to 80 cycles to ask for
     _load_tiles(fc1_desc, fc1_tiles, ready.index(1), head * HIDDEN, 0, 0, HEAD)
     _load_tiles(fc2_desc, fc2_tiles, ready.index(2), 0, head * HIDDEN, HEAD, 0)
     mean = gl.zeros_like(row).to(gl.float32)

@@ -7,6 +7,7 @@ import torch
 from gluon_clusters import ROW
 
 from fastswin.ops.hopper_gemm.launch import _layout
+from fastswin.ops.swin_block import config
 from fastswin.ops.swin_block.config import (
     MAX_HEADS,
     MAX_TOKENS,
@@ -90,6 +91,11 @@ def test_one_head_more_would_not_fit():
 )
 def test_what_a_block_needs(C, heads, hidden, window, map_size, reason):
     assert swin_block_blocker(C, heads, hidden, window, map_size) == reason
+
+
+def test_a_triton_without_its_dialect_says_so(monkeypatch):
+    monkeypatch.setattr(config, "gluon_blocker", lambda: "this Triton lacks Gluon for Hopper: x")
+    assert "lacks Gluon" in (swin_block_blocker(96, 3, 384, WINDOW, (56, 56)) or "")
 
 
 def test_where_it_does_not_run(monkeypatch):
