@@ -3,10 +3,10 @@
 Triton gives each program its own shared memory and no way to another's. A launch in clusters
 (_triton/cluster.py) asks for some bytes more than the compiler counted, behind them ("the tail"),
 and PTX reaches the tail of every program of the cluster. It holds barriers, and pieces of rows: 64
-rows by 32 columns are 16 values a thread in the layout that a tensor-core product leaves and the next takes
-its first operand in, so a piece crosses as registers, each thread to the thread of its own number
-elsewhere; no layout changes, nobody converts addresses. Stores carry their own signal: they are
-counted in bytes by a barrier of the program they go to.
+rows by 32 columns are 16 values a thread in the layout that a tensor-core product leaves and the
+next takes its first operand in, so a piece crosses as registers, each thread to the thread of its
+own number elsewhere; no layout changes, nobody converts addresses. Stores carry their own signal:
+they are counted in bytes by a barrier of the program they go to.
 
 Threads of rows that no window has (49 rows fill 100 threads of 128) send nothing; what their
 receivers read there is arbitrary.
