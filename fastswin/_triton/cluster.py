@@ -3,7 +3,7 @@
 A kernel is compiled as if for single programs and launched with a cluster's size, so it says itself
 what its programs do: program ``i`` is number ``i % size`` of cluster ``i // size``. Behind the
 shared memory that the compiler counted each program has some bytes more, which are the kernel's to
-use by address (ops/swin_block/exchange.py). Compute capability 9.0 and 10.x; up to 8 programs
+use by address (cluster_memory.py). Compute capability 9.0 and 10.x; up to 8 programs
 anywhere, up to 16 where a card's clusters hold so many, which the driver is asked.
 """
 

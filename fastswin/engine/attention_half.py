@@ -10,11 +10,10 @@ from __future__ import annotations
 
 import torch
 
-from fastswin.engine.bind import BlockOffsets, Offset, Unjoined, in_place
+from fastswin.engine.bind import BlockOffsets, Left, RowStats, Unjoined, in_place
 from fastswin.engine.prepare import PreparedBlock
 from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.stream import StreamForward, implementation_of
-from fastswin.ops.linear.config import OneShotConfig
 
 
 class AttentionHalf(StreamForward):
@@ -26,22 +25,23 @@ class AttentionHalf(StreamForward):
         block: PreparedBlock,
         stage: StagePlan,
         offsets: BlockOffsets,
-        unjoined: Unjoined | None = None,
-    ) -> Offset:
+        left: Left = None,
+    ) -> RowStats | None:
         """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place.
 
-        ``unjoined`` is what the block before has left, added to the stream on the way.
+        ``left`` is what the block before has left: added to the stream on the way, or its rows'
+        statistics.
 
         Returns:
             Statistics of the stream for :meth:`mlp_half` (:meth:`project_back`); mostly None.
         """
         if stage.attention == "block":
-            self.join(x, unjoined, stage)
+            self.join(x, left, stage)
             self.whole_block(x, block, stage)
             return None
         if stage.attention == "fused":
-            return self.fused_attention_half(x, block, stage, offsets, unjoined)
-        qkv = self.project_qkv(x, block, stage, offsets.norm1, unjoined)
+            return self.fused_attention_half(x, block, stage, offsets, left)
+        qkv = self.project_qkv(x, block, stage, offsets, left)
         return self.project_back(x, self.attention(qkv, block, stage), block, stage)
 
     def whole_block(self, x: torch.Tensor, block: PreparedBlock, stage: StagePlan) -> None:
@@ -58,8 +58,8 @@ class AttentionHalf(StreamForward):
         block: PreparedBlock,
         stage: StagePlan,
         offsets: BlockOffsets,
-        unjoined: Unjoined | None = None,
-    ) -> Offset:
+        left: Left = None,
+    ) -> RowStats | None:
         """:meth:`attention_half` as one kernel, or as one and proj.
 
         By heads, rows that a join has to read anyway are normalised there: the kernel is without
@@ -70,7 +70,7 @@ class AttentionHalf(StreamForward):
         geometry = (block.scale, stage.num_heads, stage.window_size, shift)
         norm, config = block.norm1, stage.launch.get("attention")
         if stage.proj == "inside":
-            self.join(x, unjoined, stage)
+            self.join(x, left, stage)
             self.ops.packed_attention_half(
                 x, block.qkv.weight, block.qkv.bias, offsets.norm1, table, block.head_scale,
                 block.pad_qkv, block.proj.weight, block.proj.bias,
@@ -79,12 +79,13 @@ class AttentionHalf(StreamForward):
             )  # fmt: skip
             return None
         rows, eps = x, self.eps if norm is None else None
-        if unjoined is not None:
+        if isinstance(left, Unjoined):
             assert offsets.norm1 is None  # the product before had room for its bias
-            rows, eps = self.join(x, unjoined, stage, norm="pre"), None
+            rows, eps = self.join(x, left, stage, norm="pre"), None
         attended = self.ops.packed_heads_attention(
             rows, block.qkv.weight, offsets.qkv_vectors, offsets.norm1, table, block.head_scale,
             block.pad_qkv, *geometry, eps, config, pdl=stage.pdl,
+            norm_stats=left.values if isinstance(left, RowStats) else None,
         )  # fmt: skip
         return self.project_back(x, attended, block, stage)
 
@@ -93,28 +94,34 @@ class AttentionHalf(StreamForward):
         x: torch.Tensor,
         block: PreparedBlock,
         stage: StagePlan,
-        offset: Offset,
-        unjoined: Unjoined | None = None,
+        offsets: BlockOffsets,
+        left: Left = None,
     ) -> torch.Tensor:
         """``[B, H, W, C]`` to q, k, v ``[B, H, W, 3C]``, normalised first in V1."""
         impl = implementation_of(stage.qkv)
-        tiles = stage.launch.get("qkv")
+        tiles, offset = stage.launch.get("qkv"), offsets.norm1
+        if isinstance(left, RowStats) and stage.qkv == "clusters":
+            return self.ops.linear(
+                x, block.qkv.weight, block.qkv.bias, layer_norm_eps=self.eps,
+                norm_stats=left.values, weight_sums=offsets.qkv_sums, impl="triton", config=tiles,
+                pdl=stage.pdl,
+            )  # fmt: skip
         if stage.qkv == "fused":
-            self.join(x, unjoined, stage)
+            self.join(x, left, stage)
             return self.ops.linear(
                 x, block.qkv.weight, block.qkv.bias, layer_norm_eps=self.eps, offset=offset,
                 impl="triton", config=tiles, pdl=stage.pdl, **self.wide_products,
             )  # fmt: skip
         h = x
-        if unjoined is not None:
+        if isinstance(left, Unjoined):
             assert offset is None  # the product before had room for its bias
-            h = self.join(x, unjoined, stage, norm="pre")
+            h = self.join(x, left, stage, norm="pre")
         elif block.norm1 is None:
             h = self.ops.layer_norm(
                 x, eps=self.eps, offset=offset, impl=impl, pdl=self.ahead(stage, tiles),
                 tf32=self.cuts(tiles),
             )  # fmt: skip
-        if stage.qkv == "tiled":
+        if stage.qkv in ("tiled", "clusters"):
             return self.ops.linear(
                 h, block.qkv.weight, block.qkv.bias, impl="triton", config=tiles,
                 pdl=self.ahead(stage, tiles), **self.wide_products,
@@ -123,41 +130,32 @@ class AttentionHalf(StreamForward):
 
     def project_back(
         self, x: torch.Tensor, attended: torch.Tensor, block: PreparedBlock, stage: StagePlan
-    ) -> Offset:
+    ) -> RowStats | None:
         """Attention's output ``[B, H, W, C]`` through proj onto the stream, in place.
 
         Returns:
-            Where the second norm is behind fc1's product, mean and squared deviations of parts of
-            the stream's rows ``[2, parts, rows]`` (ops/linear/one_shot.py); else None.
+            Statistics of the stream where the second norm is behind fc1's product; else None.
         """
-        stats = None
+        tiles = stage.launch.get("proj")
         if block.norm1 is not None:
             if stage.proj == "fused":
                 branch = self.ops.linear(
-                    attended, block.proj.weight, block.proj.bias, impl="triton",
-                    config=stage.launch.get("proj"), pdl=stage.pdl,
+                    attended, block.proj.weight, block.proj.bias, impl="triton", config=tiles,
+                    pdl=stage.pdl,
                 )  # fmt: skip
             else:
                 branch = self.wide_product(attended, block.proj, split=stage.split)
             pdl = self.ahead(stage, stage.launch.get("fc1"))
             self.add_normed(x, branch, block.norm1, implementation_of(stage.qkv), pdl)
         elif stage.proj == "fused":
-            tiles = stage.launch.get("proj")
-            if stage.norm2 == "behind":
-                assert isinstance(tiles, OneShotConfig)
-                C = x.shape[3]
-                stats = torch.empty(
-                    2, C // tiles.block_n, x.numel() // C, dtype=torch.float32, device=x.device
-                )
-            self.ops.linear(
-                attended, block.proj.weight, block.proj.bias, residual=x, out=x, stats_out=stats,
-                impl="triton", config=tiles, pdl=stage.pdl,
-            )  # fmt: skip
+            return self.onto_stream(
+                x, attended, block.proj, tiles, pdl=stage.pdl, statistics=stage.norm2 == "behind"
+            )
         else:
             self.accumulate(
                 x, attended, block.proj, deferred=in_place(stage.proj), split=stage.split
             )
-        return stats
+        return None
 
     def attention(self, qkv: torch.Tensor, block: PreparedBlock, stage: StagePlan) -> torch.Tensor:
         """Window attention ``[B, H, W, 3C] -> [B, H, W, C]``."""

@@ -2,8 +2,8 @@
 
 Where the library's GEMM accumulates onto the residual stream, that product has no room for a bias,
 so the stream is stored without the biases pending so far and every reader adds their sum, a
-constant ``[C]`` vector (``BlockOffsets``); exact, and free of traffic. fc2 of few rows leaves its
-product itself to the next reader (``Unjoined``).
+constant ``[C]`` vector (``BlockOffsets``); exact, and free of traffic. fc2 of few rows leaves to
+the next reader its product itself (``Unjoined``) or the stream's statistics (``RowStats``).
 """
 
 from __future__ import annotations
@@ -25,13 +25,14 @@ class BlockOffsets:
     """Pending biases ``[C]`` that the two readers of one block add; None where there are none.
 
     ``qkv_vectors`` are what a fused attention of heads adds behind its projections
-    (ops/attention_half/packing.py), ``fc1_sums [hidden]`` what a LayerNorm behind fc1's product
-    takes off (ops/linear/one_shot.py); None without it.
+    (ops/attention_half/packing.py), ``qkv_sums [3C]`` and ``fc1_sums [hidden]`` what a LayerNorm
+    behind qkv's and fc1's product takes off (ops/linear/one_shot.py); None without it.
     """
 
     norm1: Offset
     norm2: Offset
     qkv_vectors: torch.Tensor | None = None
+    qkv_sums: torch.Tensor | None = None
     fc1_sums: torch.Tensor | None = None
 
 
@@ -46,6 +47,21 @@ class Unjoined:
 
     partials: torch.Tensor
     bias: torch.Tensor | None
+
+
+@dataclasses.dataclass(frozen=True)
+class RowStats:
+    """Statistics of the stream's rows as the product that wrote them has left them.
+
+    Attributes:
+        values: fp32 ``[2, parts, rows]`` (ops/linear/stats.py).
+    """
+
+    values: torch.Tensor
+
+
+#: What a block or a merging leaves to the block behind it, beside the stream.
+Left = Unjoined | RowStats | None
 
 
 @dataclasses.dataclass
@@ -70,7 +86,8 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
     offsets, ends = [], []
     for stage, blocks in zip(plan.stages, weights.stages, strict=True):
         key = (
-            stage.stage, stage.attention, stage.proj, stage.mlp, stage.norm2, stage.formats,
+            stage.stage, stage.qkv, stage.attention, stage.proj, stage.mlp, stage.norm2,
+            stage.formats,
         )  # fmt: skip
         if key not in weights.offsets:
             weights.offsets[key] = _pending_biases(stage, blocks)
@@ -100,16 +117,23 @@ def _pending_biases(
             pending = _add(pending, block.proj.bias)
         if stage.attention == "fused" and proj != "inside":
             vectors = pack_projection(block.qkv.weight, block.qkv.bias, norm1)
-        sums = None
+        qkv_sums = fc1_sums = None
         wide = stage.formats is None or not stage.formats.blocks[number].fc1.quantized
+        if stage.qkv == "clusters" and block.norm1 is None:
+            qkv_sums = _row_sums(block.qkv.weight)
         if stage.norm2 == "behind" and block.norm2 is None and wide:
-            sums = block.fc1.weight.double().sum(1).float()
-        rows.append(BlockOffsets(norm1, pending, vectors, sums))
+            fc1_sums = _row_sums(block.fc1.weight)
+        rows.append(BlockOffsets(norm1, pending, vectors, qkv_sums, fc1_sums))
         if mlp == "fused":  # adds the offset to the residual it writes back
             pending = None
         elif _defers_bias(mlp, block):
             pending = _add(pending, block.fc2.bias)
     return tuple(rows), pending
+
+
+def _row_sums(weight: torch.Tensor) -> torch.Tensor:
+    """fp32 ``[N]`` of ``weight [N, K]`` as it is stored."""
+    return weight.double().sum(1).float()
 
 
 def in_place(implementation: str) -> bool:

@@ -22,7 +22,7 @@ from torch.overrides import TorchFunctionMode
 from fastswin._triton.device import multiprocessor_count
 from fastswin._triton.tiles import cdiv
 from fastswin.engine import operators
-from fastswin.engine.bind import BoundPlan
+from fastswin.engine.bind import BoundPlan, Left
 from fastswin.engine.forward import Forward
 from fastswin.engine.prepare import PreparedBlock
 from fastswin.engine.quantized.prepare import LayerForms
@@ -134,17 +134,17 @@ def record_calls(
     noted = type(forward)(forward.config, forward.weights, forward.precision, recorder)
     with recorder:
         x = noted.embed(images, bound.plan)
+        left: Left = None
         for index, stage in enumerate(bound.plan.stages):
             blocks = list(zip(forward.weights.stages[index], bound.offsets[index], strict=True))
-            unjoined = None
             for block, offsets in blocks:
                 recorder.enter(index, _weights_of(block))
-                stats = noted.attention_half(x, block, stage, offsets, unjoined)
-                unjoined = noted.mlp_half(x, block, stage, offsets, stats)
-            noted.join(x, unjoined, stage)
+                stats = noted.attention_half(x, block, stage, offsets, left)
+                left = noted.mlp_half(x, block, stage, offsets, stats)
+            noted.join(x, left, stage)
             if stage.merge is not None:
                 recorder.enter(index, {}, default="merge")
-                x = noted.merge(x, index, stage, bound.stage_end[index])
+                x, left = noted.merge(x, index, stage, bound.stage_end[index])
         recorder.enter(None, {}, default="head")
         noted.classify(x, bound)
     return recorder.calls()

@@ -45,7 +45,7 @@ def check_finite(forward: Forward, images: torch.Tensor, bound: BoundPlan) -> li
             forward.join(x, forward.mlp_half(x, block, stage, offsets, stats), stage)
             _record(ranges, x, forward, stage=index, block=number, half="mlp")
         if stage.merge is not None:
-            x = forward.merge(x, index, stage, bound.stage_end[index])
+            x, _ = forward.merge(x, index, stage, bound.stage_end[index])
             _record(ranges, x, forward, stage=index, block=len(blocks), half="patch merging")
     logits = forward.classify(x, bound)
     _record(ranges, logits, forward, stage=index, block=len(blocks), half="pool and head")

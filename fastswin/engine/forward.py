@@ -12,10 +12,11 @@ import torch
 import torch.nn.functional as F
 
 from fastswin.engine.attention_half import AttentionHalf
-from fastswin.engine.bind import BoundPlan, Offset
+from fastswin.engine.bind import BoundPlan, Left, Offset
 from fastswin.engine.mlp_half import MlpHalf
 from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.engine.stream import implementation_of
+from fastswin.ops.cluster_linear.config import ClusterLinearConfig
 
 
 class Forward(AttentionHalf, MlpHalf):
@@ -56,17 +57,17 @@ class Forward(AttentionHalf, MlpHalf):
     def stages(self, images: torch.Tensor, bound: BoundPlan) -> list[torch.Tensor]:
         """Residual stream at the end of every stage, without its pending biases."""
         x = self.embed(images, bound.plan)
+        left: Left = None
         outputs = []
         for index, stage in enumerate(bound.plan.stages):
-            unjoined = None
             blocks = list(zip(self.weights.stages[index], bound.offsets[index], strict=True))
             for block, offsets in blocks:
-                stats = self.attention_half(x, block, stage, offsets, unjoined)
-                unjoined = self.mlp_half(x, block, stage, offsets, stats)
-            self.join(x, unjoined, stage)
+                stats = self.attention_half(x, block, stage, offsets, left)
+                left = self.mlp_half(x, block, stage, offsets, stats)
+            self.join(x, left, stage)
             outputs.append(x)
             if stage.merge is not None:
-                x = self.merge(x, index, stage, bound.stage_end[index])
+                x, left = self.merge(x, index, stage, bound.stage_end[index])
         return outputs
 
     def embed(self, images: torch.Tensor, plan: ModelPlan) -> torch.Tensor:
@@ -99,24 +100,36 @@ class Forward(AttentionHalf, MlpHalf):
             ).permute(0, 2, 3, 1)
         return position.to(self.precision.dtype)
 
-    def merge(self, x: torch.Tensor, index: int, stage: StagePlan, offset: Offset) -> torch.Tensor:
-        """Patch merging ``[B, H, W, C] -> [B, ceil(H/2), ceil(W/2), 2C]``."""
+    def merge(
+        self, x: torch.Tensor, index: int, stage: StagePlan, offset: Offset
+    ) -> tuple[torch.Tensor, Left]:
+        """Patch merging ``[B, H, W, C] -> [B, ceil(H/2), ceil(W/2), 2C]``.
+
+        Returns:
+            The next stage's stream and, from a product in clusters, its rows' statistics.
+        """
         merging = self.weights.mergings[index]
         impl = implementation_of(stage.merge or "reference")
         eps = self.resample_eps if merging.norm is None else None
         if stage.merge == "fused":
-            return self.ops.merge_neighbours(
+            y = self.ops.merge_neighbours(
                 x, merging.reduction.weight, merging.reduction.bias, layer_norm_eps=eps,
                 offset=offset, impl="triton", pdl=stage.pdl, config=stage.launch.get("merge"),
             )  # fmt: skip
+            return y, None
         rows = self.ops.gather_neighbours(
             x, layer_norm_eps=eps, offset=offset, impl=impl, pdl=stage.pdl
         )
-        reduction = merging.reduction
+        reduction, tiles = merging.reduction, stage.launch.get("merge")
+        left = None
         if stage.merge == "tiled":
-            y = self.ops.linear(
-                rows, reduction.weight, reduction.bias, impl="triton",
-                config=stage.launch.get("merge"), pdl=stage.pdl,
+            y = rows.new_empty(*rows.shape[:3], len(reduction.weight))
+            if isinstance(tiles, ClusterLinearConfig) and merging.norm is None:
+                left = self.room_for_stats(y, tiles)
+            self.ops.linear(
+                rows, reduction.weight, reduction.bias, out=y,
+                stats_out=None if left is None else left.values, impl="triton", config=tiles,
+                pdl=stage.pdl,
             )  # fmt: skip
         else:
             y = self.wide_product(rows, reduction, split=stage.split)
@@ -125,4 +138,4 @@ class Forward(AttentionHalf, MlpHalf):
             self.ops.layer_norm(
                 y, norm.weight, norm.bias, eps=self.resample_eps, out=y, impl=impl, pdl=stage.pdl
             )
-        return y
+        return y, left

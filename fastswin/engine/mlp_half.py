@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from fastswin.engine.bind import BlockOffsets, Offset, Unjoined, in_place
+from fastswin.engine.bind import BlockOffsets, Left, RowStats, Unjoined, in_place
 from fastswin.engine.prepare import PreparedBlock
 from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.stream import StreamForward, implementation_of
@@ -26,14 +26,15 @@ class MlpHalf(StreamForward):
         block: PreparedBlock,
         stage: StagePlan,
         offsets: BlockOffsets,
-        stats: Offset = None,
-    ) -> Unjoined | None:
+        stats: RowStats | None = None,
+    ) -> Left:
         """``x += mlp(norm2(x))`` (V1) or ``x += norm2(mlp(x))`` (V2), in place.
 
         ``stats`` are :meth:`attention_half`'s.
 
         Returns:
-            What the stream lacks, for :meth:`attention_half` or :meth:`join`; mostly None.
+            What the stream lacks, or its statistics, for :meth:`attention_half` or :meth:`join`;
+            mostly None.
         """
         if stage.mlp == "inside":
             return None
@@ -50,15 +51,21 @@ class MlpHalf(StreamForward):
             )  # fmt: skip
             return None
         h = self.hidden(x, block, stage, offsets, stats)
-        if stage.mlp == "split":
-            self.ops.linear(
-                h, fc2.weight, fc2.bias, residual=x, out=x, impl="triton",
-                config=stage.launch.get("fc2"), pdl=stage.pdl,
-            )  # fmt: skip
+        tiles = stage.launch.get("fc2")
+        if stage.mlp in ("split", "clusters") and norm is None:
+            return self.onto_stream(
+                x, h, fc2, tiles, pdl=stage.pdl, statistics=stage.mlp == "clusters"
+            )
+        if stage.mlp == "clusters":
+            assert norm is not None
+            branch = self.ops.linear(
+                h, fc2.weight, fc2.bias, impl="triton", config=tiles, pdl=stage.pdl
+            )
+            self.add_normed(x, branch, norm, "triton", stage.pdl)
             return None
         if stage.mlp == "split-k":
             partials = self.ops.split_k_linear(
-                h, fc2.weight, impl="triton", config=stage.launch.get("fc2"), pdl=stage.pdl
+                h, fc2.weight, impl="triton", config=tiles, pdl=stage.pdl
             )
             if norm is None:
                 return Unjoined(partials, fc2.bias)
@@ -77,7 +84,7 @@ class MlpHalf(StreamForward):
         block: PreparedBlock,
         stage: StagePlan,
         offsets: BlockOffsets,
-        stats: Offset = None,
+        stats: RowStats | None = None,
     ) -> torch.Tensor:
         """``gelu(fc1(x))`` ``[B, H, W, hidden]``, normalised first in V1."""
         fc1, offset = block.fc1, offsets.norm2
@@ -86,7 +93,7 @@ class MlpHalf(StreamForward):
             assert offset is None  # the product before had room for its bias
             return self.ops.linear(
                 x, fc1.weight, fc1.bias, activation="gelu", layer_norm_eps=self.eps,
-                norm_stats=stats, weight_sums=offsets.fc1_sums, impl="triton", config=tiles,
+                norm_stats=stats.values, weight_sums=offsets.fc1_sums, impl="triton", config=tiles,
                 pdl=stage.pdl,
             )  # fmt: skip
         if stage.mlp == "split":
@@ -101,7 +108,7 @@ class MlpHalf(StreamForward):
                 pdl=self.ahead(stage, tiles), tf32=self.cuts(tiles),
             )  # fmt: skip
         ours = self.precision.half or self.wide_products
-        if ours and stage.mlp in ("library", "fused", "split-k"):
+        if ours and stage.mlp in ("library", "fused", "split-k", "clusters"):
             return self.ops.linear(
                 h, fc1.weight, fc1.bias, activation="gelu", impl="triton", config=tiles,
                 pdl=self.ahead(stage, tiles), **self.wide_products,

@@ -124,6 +124,7 @@ def packed_heads_attention(
     config: HeadsConfig | None = None,
     *,
     pdl: bool = False,
+    norm_stats: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """LayerNorm, qkv and window attention ``[B, H, W, C] -> [B, H, W, C]`` in one kernel.
 
@@ -134,12 +135,14 @@ def packed_heads_attention(
         eps: of the LayerNorm; None where there is none in front (V2).
         config: tiles; None takes the heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py).
+        norm_stats: ``[2, parts, B * H * W]`` of x's rows, which another product has left
+            (``stats_out`` of ``ops.linear``); None computes them.
     """
     from fastswin.ops.attention_half import heads
 
     return heads.heads_attention_fwd(
         x, weight, vectors, offset, bias, head_scale, pad_qkv, scale, num_heads, window_size,
-        shift_size, eps, config=config, pdl=pdl,
+        shift_size, eps, config=config, pdl=pdl, norm_stats=norm_stats,
     )  # fmt: skip
 
 

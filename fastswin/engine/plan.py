@@ -6,6 +6,8 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
            "library"  our LayerNorm, then the library's GEMM
            "tiled"    our LayerNorm, then our GEMM: many rows on compute capability 9 (hopper_gemm),
                       or where a tuning table says so
+           "clusters" our product of few rows, whose weights wait in shared memory, with V1's
+                      LayerNorm behind it (cluster_stage.py)
            "inside"   in attention's kernel
     attn   "block"    the whole block in one kernel, in clusters: few windows (whole_block.py)
            "triton"   shift, partition, bias, mask, softmax in one kernel
@@ -21,8 +23,9 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
            "split-k"  our LayerNorm (in fc1 where its tiles say so), our fc1 with GELU, fc2 cut
                       along K: few rows
-           "unfused"  the same with fc1 by the library and GELU apart: where a table says so, and in
-                   tf32 (tf32.py)
+           "clusters" fc1 and fc2 by the product that qkv "clusters" is: few rows
+           "unfused"  "library" with fc1 by the library and GELU apart: where a table says so,
+                      and in tf32 (tf32.py)
     merge  "fused"    2x2 gather, LayerNorm and GEMM in one kernel: never by itself
            "triton"   2x2 gather (+ LayerNorm) kernel, then the library's GEMM
            "tiled"    the same with our GEMM: small batches (small_batch.SMALL_TILES)
@@ -53,6 +56,12 @@ import torch
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
 from fastswin._triton.device import device_capability, multiprocessor_count
 from fastswin.engine.choice import choose_forms, tuned_launch
+from fastswin.engine.cluster_stage import (
+    CLUSTER_STAGES,
+    ClusterStages,
+    choose_clusters,
+    merge_in_clusters,
+)
 from fastswin.engine.fused_attention import (
     FUSED_ATTENTION,
     FUSED_CAPABILITIES,
@@ -102,6 +111,7 @@ def make_plan(
     pdl: bool | None = None,
     fused_attention: FusedAttention | None = None,
     whole_blocks: WholeBlocks | None = None,
+    cluster_stages: ClusterStages | None = None,
 ) -> ModelPlan:
     """Choose implementations.
 
@@ -115,6 +125,8 @@ def make_plan(
             engine's table where its tiles fit, on compute capability 9 and 10.
         whole_blocks: stages whose blocks are one kernel, by windows; None takes the engine's table
             on compute capability 9.0, where the engine decides about attention halves as well.
+        cluster_stages: stages whose products run in clusters, by rows; None as ``whole_blocks``,
+            unless ``pdl`` is False.
 
     Raises:
         ValueError: a stage's map is smaller than its window (the message names the stage).
@@ -125,7 +137,7 @@ def make_plan(
         blocked = blocked or f"impl={impl!r}"
     H, W = config.map_size(0, image_size)
     values = max(batch, 1) * H * W * config.dim(0)
-    by_rows = pdl is None
+    by_rows, launched_apart = pdl is None, pdl is False
     if pdl is None:
         pdl = device.type == "cuda" and _holds_small_forms(device) and values <= PDL_VALUES
     pdl = pdl and precision.half and not blocked
@@ -133,9 +145,15 @@ def make_plan(
     if fused is None:
         measured = not blocked and device_capability(device)[0] in FUSED_CAPABILITIES
         fused = FUSED_ATTENTION if measured else {}
+    no_clusters = (
+        blocked is not None
+        or fused_attention is not None
+        or why_no_clusters(device.type, device_capability(device)) is not None
+    )
     if whole_blocks is None:
-        no_clusters = blocked or why_no_clusters(device.type, device_capability(device))
-        whole_blocks = {} if no_clusters or fused_attention is not None else WHOLE_BLOCKS
+        whole_blocks = {} if no_clusters else WHOLE_BLOCKS
+    if cluster_stages is None:
+        cluster_stages = {} if no_clusters or launched_apart else CLUSTER_STAGES
     stages = tuple(
         _plan_stage(
             config,
@@ -150,11 +168,13 @@ def make_plan(
             device,
             fused,
             whole_blocks,
+            cluster_stages,
         )
         for stage in range(config.num_stages)
     )
     if by_rows:  # a first stage of more rows lost by it: SwinV2-B of window 16 1.5 % at batch 1
         stages = tuple(dataclasses.replace(s, pdl=s.few_rows) for s in stages)
+    stages = merge_in_clusters(stages, max(batch, 1))
     elements = config.in_channels * config.patch_size**2
     no_embed = blocked or patch_embed_blocker(config.embed_dim, elements)
     no_pool = blocked or config.num_features > POOL_MAX_CHANNELS
@@ -188,6 +208,7 @@ def _plan_stage(
     device: torch.device,
     fused_attention: FusedAttention,
     whole_blocks: WholeBlocks,
+    cluster_stages: ClusterStages,
 ) -> StagePlan:
     map_size = config.map_size(stage, image_size)
     window = config.stage_window(stage)
@@ -195,7 +216,7 @@ def _plan_stage(
     C = config.dim(stage)
     last = stage == config.num_stages - 1
     launch: dict[str, LayerTiles] = {}
-    few_rows = split = split_attention = ahead = False
+    few_rows = split = split_attention = ahead = clusters = False
     if blocked:
         choice = {"qkv": "reference", "attention": "reference", "proj": "reference"}
         choice |= {"mlp": "reference", "merge": "reference"}
@@ -247,6 +268,11 @@ def _plan_stage(
                 num_heads=heads, tokens=math.prod(window), windows=windows,
                 map_tokens=math.prod(map_size),
             )  # fmt: skip
+            clusters = choose_clusters(
+                cluster_stages, choice, reasons, launch, version=config.version, M=M, C=C,
+                hidden=config.hidden_dim(stage),
+            )  # fmt: skip
+            few_rows |= clusters
             if choice["mlp"] == "library" and "fc1" not in launch:
                 hidden = config.hidden_dim(stage)
                 reasons |= hopper_reason(M, hidden, C, precision.dtype, device)
@@ -274,7 +300,9 @@ def _plan_stage(
         reasons=reasons,
         launch=launch,
         pdl=pdl,
-        norm2=second_norm(config.version, choice, launch, C),
+        norm2="behind"
+        if clusters and config.version == 1
+        else second_norm(config.version, choice, launch, C),
         split=split,
         split_attention=split_attention,
         few_rows=few_rows,

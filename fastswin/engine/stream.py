@@ -13,15 +13,17 @@ import torch.nn.functional as F
 
 from fastswin._triton.available import Impl
 from fastswin.engine import operators
-from fastswin.engine.bind import Unjoined
+from fastswin.engine.bind import Left, RowStats, Unjoined
 from fastswin.engine.precision import Precision
 from fastswin.engine.prepare import Linear, Norm, PreparedModel
 from fastswin.engine.small_batch import LayerTiles
 from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.tf32 import SPLIT_TILES
 from fastswin.models.config import SwinConfig
+from fastswin.ops.cluster_linear.config import ClusterLinearConfig
 from fastswin.ops.hopper_gemm.config import HopperGemmConfig
 from fastswin.ops.linear.api import Activation
+from fastswin.ops.linear.config import OneShotConfig
 
 
 class StreamForward:
@@ -53,16 +55,40 @@ class StreamForward:
         return stage.pdl or (stage.ahead and isinstance(tiles, HopperGemmConfig))
 
     def join(
-        self, x: torch.Tensor, unjoined: Unjoined | None, stage: StagePlan, norm: str = "none"
+        self, x: torch.Tensor, left: Left, stage: StagePlan, norm: str = "none"
     ) -> torch.Tensor:
         """Add what the stream lacks, in place; the stream, or with "pre" its LayerNorm."""
-        if unjoined is None:
+        if not isinstance(left, Unjoined):
             return x
         normed = self.ops.add_split_k(
-            unjoined.partials, x, unjoined.bias, norm=norm, eps=self.eps, impl="triton",
+            left.partials, x, left.bias, norm=norm, eps=self.eps, impl="triton",
             pdl=stage.pdl,
         )  # fmt: skip
         return x if normed is None else normed
+
+    def onto_stream(
+        self,
+        x: torch.Tensor,
+        h: torch.Tensor,
+        affine: Linear,
+        tiles: LayerTiles | None,
+        *,
+        pdl: bool,
+        statistics: bool,
+    ) -> RowStats | None:
+        """``x += h @ weight.T + bias`` by our product in place, and x's statistics if asked."""
+        left = self.room_for_stats(x, tiles) if statistics else None
+        self.ops.linear(
+            h, affine.weight, affine.bias, residual=x, out=x,
+            stats_out=None if left is None else left.values, impl="triton", config=tiles, pdl=pdl,
+        )  # fmt: skip
+        return left
+
+    def room_for_stats(self, x: torch.Tensor, tiles: LayerTiles | None) -> RowStats:
+        """Memory for the statistics that a product of these tiles leaves of ``x [..., C]``."""
+        assert isinstance(tiles, OneShotConfig | ClusterLinearConfig)
+        C = x.shape[-1]
+        return RowStats(x.new_empty(2, C // tiles.block_n, x.numel() // C, dtype=torch.float32))
 
     def wide_product(
         self,

@@ -16,7 +16,7 @@ import torch
 
 from fastswin._triton.available import Impl
 from fastswin._triton.tiles import cdiv
-from fastswin.engine.bind import BlockOffsets, Offset, Unjoined
+from fastswin.engine.bind import BlockOffsets, Left, Offset, RowStats, Unjoined
 from fastswin.engine.forward import Forward
 from fastswin.engine.precision import FORMAT_DTYPES
 from fastswin.engine.prepare import Linear, Norm, PreparedBlock
@@ -34,20 +34,20 @@ class QuantizedForward(Forward):
         block: PreparedBlock,
         stage: StagePlan,
         offsets: BlockOffsets,
-        unjoined: Unjoined | None = None,
-    ) -> Offset:
+        left: Left = None,
+    ) -> RowStats | None:
         """``x += attn(norm1(x))`` (V1) or ``x += norm1(attn(x))`` (V2), in place."""
         if stage.attention == "fused":
-            return super().attention_half(x, block, stage, offsets, unjoined)
+            return super().attention_half(x, block, stage, offsets, left)
         formats = _formats(stage, block)
         if formats.qkv.quantized:
-            h, token_scale = self.attention_input(x, block, stage, offsets.norm1, unjoined)
+            h, token_scale = self.attention_input(x, block, stage, offsets.norm1, left)
             stored = formats.attention != "wide"
             qkv = self.product(
                 h, block.qkv, formats.qkv, token_scale, quantize_output=stored, pdl=stage.pdl
             )
         else:
-            qkv = self.project_qkv(x, block, stage, offsets.norm1, unjoined)
+            qkv = self.project_qkv(x, block, stage, offsets, left)
         attended = self.quantized_attention(qkv, block, stage)
         if formats.proj.quantized:
             self.add_product(x, attended, block.proj, formats.proj, block.norm1, stage.pdl)
@@ -60,7 +60,7 @@ class QuantizedForward(Forward):
         block: PreparedBlock,
         stage: StagePlan,
         offset: Offset,
-        unjoined: Unjoined | None,
+        left: Left,
     ) -> tuple[torch.Tensor, torch.Tensor | None]:
         """What an 8-bit qkv reads, and its steps where every token has its own.
 
@@ -69,13 +69,14 @@ class QuantizedForward(Forward):
         """
         layer = _formats(stage, block).qkv
         scale = _steps(block.qkv).input_scale
-        if unjoined is not None and scale is not None and block.norm1 is None and offset is None:
+        joins = scale is not None and block.norm1 is None and offset is None
+        if joins and isinstance(left, Unjoined):
             h = self.ops.add_split_k(
-                unjoined.partials, x, unjoined.bias, norm="pre", eps=self.eps, output_scale=scale,
+                left.partials, x, left.bias, norm="pre", eps=self.eps, output_scale=scale,
                 out_dtype=FORMAT_DTYPES[layer.format], impl="triton", pdl=stage.pdl,
             )  # fmt: skip
             return h, None
-        self.join(x, unjoined, stage)
+        self.join(x, left, stage)
         eps = self.eps if block.norm1 is None else None
         return self.quantized_input(x, block.qkv, layer, offset, eps, stage.pdl)
 
@@ -113,8 +114,8 @@ class QuantizedForward(Forward):
         block: PreparedBlock,
         stage: StagePlan,
         offsets: BlockOffsets,
-        stats: Offset = None,
-    ) -> Unjoined | None:
+        stats: RowStats | None = None,
+    ) -> Left:
         """``x += mlp(norm2(x))`` (V1) or ``x += norm2(mlp(x))`` (V2), in place."""
         formats = _formats(stage, block)
         fc1, fc2 = formats.fc1, formats.fc2
@@ -165,7 +166,9 @@ class QuantizedForward(Forward):
             impl="triton",
         )  # fmt: skip
 
-    def merge(self, x: torch.Tensor, index: int, stage: StagePlan, offset: Offset) -> torch.Tensor:
+    def merge(
+        self, x: torch.Tensor, index: int, stage: StagePlan, offset: Offset
+    ) -> tuple[torch.Tensor, Left]:
         """Patch merging ``[B, H, W, C] -> [B, ceil(H/2), ceil(W/2), 2C]``."""
         assert stage.formats is not None
         layer = stage.formats.reduction
@@ -197,7 +200,7 @@ class QuantizedForward(Forward):
             self.ops.layer_norm(
                 y, norm.weight, norm.bias, eps=self.resample_eps, out=y, impl=impl, pdl=stage.pdl
             )
-        return y
+        return y, None
 
     def quantized_input(
         self,

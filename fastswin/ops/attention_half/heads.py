@@ -1,6 +1,7 @@
 """LayerNorm, qkv and window attention of one window and head, for few windows.
 
     x, out [B, H, W, C]   weight [3C, C]   vectors [3, 3C] fp32 (packing.py)
+    norm_stats [2, PARTS, B H W] fp32 (ops/linear/stats.py)
     bias [kinds, nH, NP, NP], head_scale [nH], pad [3C] as ops/window_attention has them
 
 At batch 1 launches bound a Swin; this one stands for two or three. A program multiplies its
@@ -8,10 +9,10 @@ window's rows (49, padded to 64) with the weights of its heads and attends at on
 leave it. 6 N C D FLOPs of projections a head and window, of which a batch of one image gives the
 multiprocessors 24 to 192; bytes from L2: the window's rows and ``3 D C`` weights a head.
 
-x and weights walk by in steps of channels, statistics come from a pass of their own (sums taken
-from the operand of a pipelined product were wrong under Triton 3.6). Keeping whole rows on chip
-instead, the weights in shared memory before the wait, was 3 % faster and a race: products outside
-a pipelined loop gave other results from run to run under Triton 3.6 (H200).
+x and weights walk by in steps of channels, statistics from the product that wrote x or from a pass
+of their own (sums taken from the operand of a pipelined product were wrong under Triton 3.6).
+Keeping whole rows on chip instead, the weights in shared memory before the wait, was 3 % faster and
+a race: products outside a pipelined loop gave other results from run to run (Triton 3.6, H200).
 
 Statistics around a pivot, the row's own first value: sum and sum of squares in one pass, and since
 no value lies further than ``sqrt(C)`` deviations from the mean, cancellation costs at most a factor
@@ -29,6 +30,7 @@ import triton.language as tl
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
 from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
+from fastswin._triton.row_statistics import joined_stats
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.attention_half.config import (
     HeadsConfig,
@@ -86,7 +88,7 @@ def _heads_kernel(
     WH: tl.constexpr, WW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     HAS_PAD: tl.constexpr, HAS_OFFSET: tl.constexpr, NORMALIZE: tl.constexpr,
     COSINE: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
-    LINES: tl.constexpr, PDL: tl.constexpr,
+    LINES: tl.constexpr, PDL: tl.constexpr, stats_ptr=None, tokens=0, PARTS: tl.constexpr = 0,
 ):  # fmt: skip
     """One program per (window, head), heads fastest; channels in steps of BLOCK_K."""
     launch_dependents(PDL)
@@ -108,7 +110,9 @@ def _heads_kernel(
     wait_for_previous(PDL)
     mean = 0.0
     rstd = 1.0
-    if NORMALIZE:
+    if NORMALIZE and PARTS > 0:
+        mean, rstd = joined_stats(stats_ptr, start // C + at // C, live, tokens, eps, C, PARTS)
+    elif NORMALIZE:
         pivot = tl.load(x_ptr + at, mask=live, other=0.0).to(tl.float32)
         total = tl.zeros([NP], tl.float32)
         square = tl.zeros([NP], tl.float32)
@@ -163,10 +167,11 @@ def heads_attention_fwd(
     out: torch.Tensor | None = None,
     config: HeadsConfig | None = None,
     pdl: bool = False,
+    norm_stats: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch on a contiguous ``x [B, H, W, C]``; ``vectors``, ``bias``, ``head_scale`` are packed.
 
-    ``eps`` None means no LayerNorm (V2).
+    ``eps`` None means no LayerNorm (V2). ``norm_stats`` are those of x's rows, without ``offset``.
     """
     B, H, W, C = x.shape
     if out is None:
@@ -194,7 +199,9 @@ def heads_attention_fwd(
         on_grid(_heads_kernel, (programs,))(
             x, weight, vectors, vectors if offset is None else offset, bias,
             vectors if head_scale is None else head_scale, weight if pad_qkv is None else pad_qkv,
-            out, scale * LOG2_E, 0.0 if eps is None else eps, H, W, rows, cols,
-            **constants, num_warps=config.num_warps, **pdl_options(pdl, capability),
+            out, scale * LOG2_E, 0.0 if eps is None else eps, H, W, rows, cols, **constants,
+            stats_ptr=norm_stats, tokens=B * H * W,
+            PARTS=0 if norm_stats is None else norm_stats.shape[1], num_warps=config.num_warps,
+            **pdl_options(pdl, capability),
         )  # fmt: skip
     return out

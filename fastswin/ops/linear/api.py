@@ -14,7 +14,13 @@ from fastswin._triton.available import (
     why_no_tensor_cores,
     why_not_triton,
 )
+from fastswin.ops.cluster_linear.config import (
+    ClusterLinearConfig,
+    why_no_cluster_linear,
+)
+from fastswin.ops.cluster_linear.config import config_blocker as cluster_blocker
 from fastswin.ops.hopper_gemm.config import (
+    COPY_BYTES,
     HopperGemmConfig,
     config_blocker,
     why_no_hopper_gemm,
@@ -34,6 +40,7 @@ from fastswin.ops.linear.config import (
     one_shot_blocker,
     why_no_one_shot,
 )
+from fastswin.ops.linear.operands import prepare_operands
 from fastswin.ops.linear.stats import check_stats, write_stats_ref
 
 Activation = Literal["gelu"]
@@ -42,8 +49,9 @@ Activation = Literal["gelu"]
 #: fp32's precision at three products.
 InputPrecision = Literal["tf32", "tf32x3"]
 
-#: Kernels of a product without LayerNorm.
-PlainConfig = LinearConfig | HopperGemmConfig
+#: Kernels of a product without LayerNorm, and of one whose rows are normalised.
+PlainConfig = LinearConfig | HopperGemmConfig | ClusterLinearConfig
+NormConfig = NormLinearConfig | ClusterLinearConfig
 
 
 def linear(
@@ -60,7 +68,7 @@ def linear(
     out: torch.Tensor | None = None,
     stats_out: torch.Tensor | None = None,
     impl: Impl = "auto",
-    config: PlainConfig | NormLinearConfig | None = None,
+    config: PlainConfig | NormConfig | None = None,
     pdl: bool = False,
     input_precision: InputPrecision | None = None,
 ) -> torch.Tensor:
@@ -77,17 +85,19 @@ def linear(
         offset: ``[K]`` added to every row before that norm; needs ``layer_norm_eps``.
         norm_stats: fp32 ``[2, T, rows]`` that another call wrote of x (``stats_out``): the norm is
             applied to the product, its statistics are not computed again. Needs
-            ``layer_norm_eps``, ``weight_sums`` and a :class:`OneShotConfig`; excludes ``offset``.
+            ``layer_norm_eps``, ``weight_sums`` and a :class:`OneShotConfig` or
+            :class:`ClusterLinearConfig`; excludes ``offset``.
         weight_sums: fp32 ``[N]``, ``weight.sum(1)``; with ``norm_stats`` only.
         out: contiguous ``[..., N]`` where the result goes; may be ``residual``.
         stats_out: fp32 ``[2, N / block_n, rows]``, written: mean and sum of squared deviations of
             each part of ``block_n`` columns of every row of the result. Needs a
-            :class:`OneShotConfig` whose ``block_n`` divides N.
+            :class:`OneShotConfig` or :class:`ClusterLinearConfig` whose ``block_n`` divides N.
         impl: "auto", "triton" or "reference".
         config: which kernel and its tiles: a :class:`LayerNormLinearConfig` or, without
             activation, a :class:`ResidentProductConfig` with ``layer_norm_eps``, a
             :class:`GemmConfig` without, or a :class:`HopperGemmConfig` without residual either, a
-            :class:`OneShotConfig` with and without; None takes the heuristic.
+            :class:`OneShotConfig` with and without, a :class:`ClusterLinearConfig` without or with
+            ``norm_stats``; None takes the heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
             ``weight``, ``bias``, ``offset`` or ``weight_sums``.
         input_precision: how fp32 operands enter tensor cores, "tf32" or "tf32x3"; None leaves
@@ -124,7 +134,7 @@ def linear(
             f"offset must be [{K}] and needs layer_norm_eps, got {tuple(offset.shape)}"
         )
     check_stats(x, N, layer_norm_eps, offset, norm_stats, weight_sums, stats_out, config)
-    expected = PlainConfig if layer_norm_eps is None else NormLinearConfig
+    expected = PlainConfig if layer_norm_eps is None else NormConfig
     if config is not None and not isinstance(config, expected):
         names = " or ".join(kind.__name__ for kind in get_args(expected))
         raise ValueError(f"config must be a {names}, got {type(config).__name__}")
@@ -136,6 +146,7 @@ def linear(
             why_no_tensor_cores(x.device, x.dtype, input_precision is not None),
             why_no_gradient(x, weight, bias, residual, offset),
             _why_not_config(x, N, K, layer_norm_eps, activation, residual, config, input_precision),
+            _why_not_cluster(x, weight, out, layer_norm_eps, norm_stats, config),
             f"weight is {weight.dtype}, x is {x.dtype}" if weight.dtype != x.dtype else None,
             None if out is None or out.is_contiguous() else "out is not contiguous",
         ],
@@ -154,6 +165,17 @@ def linear(
             x, weight, bias, activation, layer_norm_eps, offset, residual, out, config, pdl,
             norm_stats=norm_stats, weight_sums=weight_sums, stats_out=stats_out,
         )  # fmt: skip
+    if isinstance(config, ClusterLinearConfig):
+        from fastswin.ops.cluster_linear.launch import cluster_linear_fwd
+
+        given = prepare_operands(x, weight, bias, None, residual, out)
+        rows = (given.M, K), (given.M, N)
+        cluster_linear_fwd(
+            given.x.view(rows[0]), given.weight, given.bias, activation, layer_norm_eps,
+            None if given.residual is None else given.residual.view(rows[1]),
+            given.out.view(rows[1]), config, pdl, norm_stats, weight_sums, stats_out,
+        )  # fmt: skip
+        return given.out
     if isinstance(config, LayerNormLinearConfig | ResidentProductConfig) or (
         layer_norm_eps is not None
     ):
@@ -174,9 +196,11 @@ def _why_not_config(
     eps: float | None,
     activation: Activation | None,
     residual: torch.Tensor | None,
-    config: PlainConfig | NormLinearConfig | None,
+    config: PlainConfig | NormConfig | None,
     input_precision: InputPrecision | None,
 ) -> str | None:
+    if isinstance(config, ClusterLinearConfig):
+        return None  # _why_not_cluster's
     if isinstance(config, OneShotConfig):
         if x.dtype == torch.float32:
             return "one-shot products hold half-precision operands"
@@ -191,6 +215,25 @@ def _why_not_config(
         blocker = why_no_hopper_gemm(x.device, x.dtype, N, K, input_precision == "tf32")
         return blocker or config_blocker(config, "linear", x.element_size())
     return layer_norm_linear_blocker(K) if eps is not None else None
+
+
+def _why_not_cluster(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    out: torch.Tensor | None,
+    eps: float | None,
+    norm_stats: torch.Tensor | None,
+    config: PlainConfig | NormConfig | None,
+) -> str | None:
+    if not isinstance(config, ClusterLinearConfig):
+        return None
+    if eps is not None and norm_stats is None:
+        return "a product in clusters normalises rows whose statistics are given (norm_stats)"
+    N, K = weight.shape
+    if any(t is not None and t.data_ptr() % COPY_BYTES for t in (x, weight, out)):
+        return f"operands of the copy engine lie at multiples of {COPY_BYTES} bytes"
+    blocker = why_no_cluster_linear(x.device, x.dtype)
+    return blocker or cluster_blocker(config, x.shape[:-1].numel(), N, K)
 
 
 def _linear_ref(

@@ -34,6 +34,7 @@ from fastswin._triton.device import device_capability, multiprocessor_count, on_
 from fastswin._triton.launch import on_grid
 from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.row_statistics import joined_stats
 from fastswin._triton.tiles import cdiv, split_columns
 from fastswin.ops.linear.config import OneShotConfig, default_one_shot_config
 from fastswin.ops.linear.operands import prepare_operands
@@ -107,27 +108,6 @@ def _multiply(x, w, acc, GATHER: tl.constexpr):
         return tl.dot(x, tl.trans(w), acc)
 
 
-@triton.jit
-def _joined_stats(stats_ptr, row, valid, M, eps, K: tl.constexpr, TILES: tl.constexpr):
-    """Mean and 1 / deviation of rows, from those of TILES equal parts of each.
-
-    Means of parts are added around the first one's, so that a large mean does not cancel.
-    """
-    at = stats_ptr + row
-    pivot = tl.load(at, mask=valid, other=0.0)
-    squares = tl.load(at + TILES * M, mask=valid, other=0.0)
-    shift = tl.zeros_like(pivot)
-    between = tl.zeros_like(pivot)
-    for tile in tl.static_range(1, TILES):
-        d = tl.load(at + tile * M, mask=valid, other=0.0) - pivot
-        shift += d
-        between += d * d
-        squares += tl.load(at + (TILES + tile) * M, mask=valid, other=0.0)
-    shift = shift / TILES
-    between = tl.maximum(between / TILES - shift * shift, 0.0)
-    return pivot + shift, 1.0 / tl.sqrt(squares / K + between + eps)
-
-
 @triton.jit(do_not_specialize=["M"])
 def _one_shot_linear_kernel(
     x_ptr, weight_ptr, bias_ptr, offset_ptr, residual_ptr, out_ptr, M, H, W, eps,
@@ -166,7 +146,7 @@ def _one_shot_linear_kernel(
             x_ptr, offset_ptr, row, valid, kb, H, W, EACH_A, EACH_B, K, GATHER, HAS_OFFSET
         )
     if TILES > 0:
-        mean, rstd = _joined_stats(stats_ptr, row, valid, M, eps, K, TILES)
+        mean, rstd = joined_stats(stats_ptr, row, valid, M, eps, K, TILES)
     at = row[:, None].to(tl.int64) * N + col[None, :]
     keep = valid[:, None] & (col < N)[None, :]
     if HAS_RESIDUAL:

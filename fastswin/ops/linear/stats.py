@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import torch
 
+from fastswin.ops.cluster_linear.config import ClusterLinearConfig
 from fastswin.ops.linear.config import OneShotConfig
 
 
@@ -34,8 +35,11 @@ def check_stats(
     for name, stats, width in (("norm_stats", norm_stats, K), ("stats_out", stats_out, N)):
         if stats is None:
             continue
-        if not isinstance(config, OneShotConfig):
-            raise ValueError(f"{name} needs a OneShotConfig, got {type(config).__name__}")
+        if not isinstance(config, OneShotConfig | ClusterLinearConfig):
+            raise ValueError(
+                f"{name} needs a OneShotConfig or a ClusterLinearConfig, got "
+                f"{type(config).__name__}"
+            )
         parts = stats.shape[1] if stats.ndim == 3 else 0
         legal = (2, parts, rows)
         if name == "stats_out":

@@ -1,12 +1,9 @@
 """What the programs of a cluster say to each other, through distributed shared memory.
 
-Triton gives each program its own shared memory and no way to another's. A launch in clusters
-(_triton/cluster.py) asks for some bytes more than the compiler counted, behind them ("the tail"),
-and PTX reaches the tail of every program of the cluster. It holds barriers, and pieces of rows: 64
-rows by 32 columns are 16 values a thread in the layout that a tensor-core product leaves and the
-next takes its first operand in, so a piece crosses as registers, each thread to the thread of its
-own number elsewhere; no layout changes, nobody converts addresses. Stores carry their own signal:
-they are counted in bytes by a barrier of the program they go to.
+The tail (_triton/cluster_memory.py) holds barriers, and pieces of rows: 64 rows by 32 columns are
+16 values a thread in the layout that a tensor-core product leaves and the next takes its first
+operand in, so a piece crosses as registers, each thread to the thread of its own number elsewhere;
+no layout changes, nobody converts addresses.
 
 Threads of rows that no window has (49 rows fill 100 threads of 128) send nothing; what their
 receivers read there is arbitrary.
@@ -16,63 +13,6 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-
-
-@gluon.jit
-def tail_address(TAIL: gl.constexpr):
-    """Where a program's last ``TAIL`` bytes begin, at a multiple of 128, for which 128 are spare.
-
-    An address of the shared window, equal in all programs of the grid. ``global_smem`` is Triton's
-    name for the memory that a launch sizes.
-    """
-    end = gl.inline_asm_elementwise(
-        "{ .reg .b32 size; mov.u32 size, %dynamic_smem_size; mov.u32 $0, global_smem;"
-        " add.u32 $0, $0, size; }",
-        "=r", [], dtype=gl.int32, is_pure=True, pack=1,
-    )  # fmt: skip
-    return (end - TAIL + 127) // 128 * 128
-
-
-@gluon.jit
-def cluster_arrive():
-    """This thread has done what it did; :func:`cluster_wait` of the others sees it."""
-    gl.inline_asm_elementwise(
-        "barrier.cluster.arrive.release.aligned; mov.u32 $0, 0;", "=r,~{memory}", [],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def cluster_wait():
-    """Until all threads of the cluster have arrived."""
-    gl.inline_asm_elementwise(
-        "barrier.cluster.wait.acquire.aligned; mov.u32 $0, 0;", "=r,~{memory}", [],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def expect_bytes(barrier, BYTES: gl.constexpr):
-    """Make a barrier of the tail for one filling of so many bytes; before a cluster barrier."""
-    gl.inline_asm_elementwise(
-        "{ .reg .pred first; .reg .b32 thread; mov.u32 thread, %tid.x;"
-        " setp.eq.u32 first, thread, 0;"
-        " @first mbarrier.init.shared::cta.b64 [$1], 1;"
-        " @first fence.mbarrier_init.release.cluster;"
-        " @first mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2; mov.u32 $0, 0; }",
-        "=r,r,r,~{memory}", [barrier, BYTES], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def wait_bytes(barrier):
-    """Until the barrier's bytes have come; what they hold is visible then."""
-    gl.inline_asm_elementwise(
-        "{ .reg .pred done; TRY_AGAIN:"
-        " mbarrier.try_wait.parity.acquire.cluster.shared::cta.b64 done, [$1], 0;"
-        " @!done bra TRY_AGAIN; mov.u32 $0, 0; }",
-        "=r,r,~{memory}", [barrier], dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
 
 
 @gluon.jit

@@ -34,21 +34,23 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fastswin._triton.cluster_memory import (
+    cluster_arrive,
+    cluster_wait,
+    expect_bytes,
+    tail_address,
+    wait_bytes,
+)
 from fastswin._triton.gluon_tiles import accumulator, buffers
 from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
 from fastswin.ops.swin_block.exchange import (
-    cluster_arrive,
-    cluster_wait,
-    expect_bytes,
     receive_piece,
     receive_statistics,
     receive_sums,
     send_piece,
     send_statistics,
     send_sums,
-    tail_address,
-    wait_bytes,
 )
 from fastswin.ops.window_attention.tile import locate_window, token_rows
 

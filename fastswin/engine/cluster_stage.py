@@ -1,0 +1,119 @@
+"""Stages of few rows whose products run in clusters (ops/cluster_linear), launched ahead.
+
+    V1   proj and fc2 add onto the stream and leave its rows' statistics; LayerNorm stands behind
+         the product of the next reader: fc1, qkv, or attention by heads
+    V2   no statistics: the norms follow proj and fc2
+
+In the plan's words: mlp "clusters", qkv "clusters" unless it is in attention's kernel, proj
+"fused", and the merging in front "tiled", which leaves the first block's statistics. Two launches
+of LayerNorm, or of a join, less a block. Compute capability 9.0, half precision.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from collections.abc import Mapping
+
+from fastswin.engine.small_batch import LayerTiles
+from fastswin.engine.stage_plan import StagePlan
+from fastswin.ops.cluster_linear.config import (
+    default_cluster_linear_config,
+    gluon_blocker,
+)
+from fastswin.ops.linear.config import OneShotConfig
+
+#: By (version of Swin, channels of the stage): most rows of a batch.
+ClusterStages = Mapping[tuple[int, int], int]
+
+#: The engine's.
+CLUSTER_STAGES: ClusterStages = {
+    (1, 192): 1024,
+    (1, 256): 1024,
+    (1, 384): 1024,
+    (1, 512): 640,
+    (1, 768): 640,
+    (1, 1024): 256,
+    (1, 1536): 256,
+    (2, 192): 1024,
+    (2, 256): 1024,
+    (2, 384): 640,
+    (2, 512): 640,
+    (2, 768): 640,
+    (2, 1024): 256,
+}
+
+#: Where small_batch.py's one-shot products are as fast or faster: proj, and fc1 of these channels.
+ONE_SHOT_FC1 = (192, 384)
+
+
+def choose_clusters(
+    table: ClusterStages,
+    choice: dict[str, str],
+    reasons: dict[str, str],
+    launch: dict[str, LayerTiles],
+    *,
+    version: int,
+    M: int,
+    C: int,
+    hidden: int,
+) -> bool:
+    """Change one stage's words and tiles where the table and the kernel take its products.
+
+    Args:
+        table: most rows by version and channels.
+        choice, reasons, launch: the stage's, changed in place.
+        version: of Swin.
+        M: rows of the stage, ``C`` channels, ``hidden`` of the MLP.
+
+    Returns:
+        Whether it did.
+    """
+    apart = choice["attention"] == "triton" or (
+        choice["attention"] == "fused" and choice["proj"] != "inside"
+    )
+    if M > table.get((version, C), 0) or not apart:
+        return False
+    if blocker := gluon_blocker():
+        reasons["clusters"] = blocker
+        return False
+    sizes = {"qkv": (3 * C, C), "proj": (C, C), "fc1": (hidden, C), "fc2": (C, hidden)}
+    if choice["qkv"] == "inside":
+        del sizes["qkv"]
+    tiles: dict[str, LayerTiles] = {}
+    for layer, (N, K) in sizes.items():
+        kept = launch.get(layer)
+        fast = layer == "proj" or (layer == "fc1" and C in ONE_SHOT_FC1)
+        if fast and isinstance(kept, OneShotConfig) and N % kept.block_n == 0:
+            tiles[layer] = kept
+            continue
+        found = default_cluster_linear_config(M, N, K)
+        if found is None:
+            reasons["clusters"] = f"{layer}: no tiles for {N} columns of {K} channels"
+            return False
+        tiles[layer] = found
+    for layer in ("qkv", "proj", "fc1", "fc2", "mlp"):
+        launch.pop(layer, None)
+    launch |= tiles
+    for layer, word in (("qkv", "clusters"), ("proj", "fused"), ("mlp", "clusters")):
+        if choice[layer] != "inside":
+            choice[layer] = word
+            reasons[layer] = f"{M} rows: weights wait in shared memory, K cut in clusters"
+    return True
+
+
+def merge_in_clusters(stages: tuple[StagePlan, ...], batch: int) -> tuple[StagePlan, ...]:
+    """The mergings in front of clustered stages by the same product."""
+    planned = list(stages)
+    for index, (stage, after) in enumerate(itertools.pairwise(stages)):
+        if after.mlp != "clusters" or stage.merge not in ("triton", "tiled"):
+            continue
+        M = batch * after.map_size[0] * after.map_size[1]
+        tiles = default_cluster_linear_config(M, 2 * stage.channels, 4 * stage.channels)
+        if tiles is None:
+            continue
+        reasons = stage.reasons | {"merge": f"{M} rows: statistics for the first block"}
+        planned[index] = dataclasses.replace(
+            stage, merge="tiled", reasons=reasons, launch=stage.launch | {"merge": tiles}
+        )
+    return tuple(planned)

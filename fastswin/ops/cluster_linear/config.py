@@ -1,0 +1,162 @@
+"""Tiles of the product in clusters, and what it needs of the card and of shapes; imports no Triton.
+
+``M`` rows, ``N`` output and ``K`` input channels. Shared memory of a program, in bytes:
+
+    slots * (block_m + block_n) * 128       ring of operand tiles, 64 channels of K each
+    splits > 1: block_m * block_n * 4       sums of its rows from all programs of its cluster
+    512                                     barriers, alignment
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+
+import torch
+
+from fastswin._triton.available import interpreting, why_no_gluon
+from fastswin._triton.device import device_capability
+from fastswin._triton.tiles import cdiv
+
+#: Channels of K in one step: a row of shared memory that is swizzled whole, in half precision.
+BLOCK_K = 64
+
+#: Bytes that a program may have at compute capability 9.0.
+MAX_SHARED_BYTES = 227 * 1024
+
+#: Of the cards that it runs on.
+CAPABILITY = (9, 0)
+
+
+@dataclasses.dataclass(frozen=True)
+class ClusterLinearConfig:
+    """Launch options.
+
+    Attributes:
+        block_m: rows of a tile, 64 or 128; a program has a warp for 16 of them.
+        block_n: columns of a tile, 64 or 128.
+        splits: programs of a cluster, which share one tile's K: 1, 2, 4 or 8.
+        slots: operand tiles in the ring; a program that has as many as steps loads all at once.
+    """
+
+    block_m: int
+    block_n: int
+    splits: int
+    slots: int
+
+    def steps(self, K: int) -> int:
+        """Steps of 64 channels that each program multiplies."""
+        return K // (BLOCK_K * self.splits)
+
+    def tail_bytes(self) -> int:
+        """What a cluster's programs write into: a barrier, sums; 128 to spare for alignment."""
+        return 256 + 4 * self.block_m * self.block_n if self.splits > 1 else 0
+
+    def shared_bytes(self) -> int:
+        """Shared memory of a program, with 256 bytes of barriers of the ring."""
+        return self.slots * 2 * BLOCK_K * (self.block_m + self.block_n) + self.tail_bytes() + 256
+
+
+def ring_slots(block_m: int, block_n: int, splits: int, K: int) -> int:
+    """As many slots as a program has steps, or as fit."""
+    empty = ClusterLinearConfig(block_m, block_n, splits, 0)
+    one = 2 * BLOCK_K * (block_m + block_n)
+    return min(empty.steps(K), (MAX_SHARED_BYTES - empty.shared_bytes()) // one)
+
+
+#: Fastest tiles of rows up to a number, by (N, K) of the named variants (H200, products in a chain
+#: that start with a cold L2): (rows, block_m, block_n, splits).
+MEASURED: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {
+    (192, 768): ((1024, 64, 64, 1),),
+    (256, 1024): ((1024, 64, 64, 1),),
+    (1024, 256): ((1024, 64, 64, 1),),
+    (384, 1536): ((256, 64, 64, 2), (1024, 64, 64, 1)),
+    (1536, 384): ((1024, 64, 64, 1),),
+    (512, 512): ((640, 64, 64, 1),),
+    (1536, 512): ((640, 64, 128, 1),),
+    (2048, 512): ((256, 64, 64, 1), (640, 128, 128, 1)),
+    (512, 2048): ((256, 64, 64, 2), (640, 64, 128, 2)),
+    (768, 768): ((64, 64, 64, 4), (640, 64, 64, 1)),
+    (2304, 768): ((64, 64, 64, 1), (640, 128, 128, 1)),
+    (3072, 768): ((64, 64, 64, 1), (256, 64, 128, 1), (640, 128, 128, 1)),
+    (768, 3072): ((64, 64, 64, 4), (256, 128, 64, 4), (640, 64, 128, 2)),
+    (1024, 1024): ((64, 64, 64, 2),),
+    (3072, 1024): ((64, 64, 128, 4),),
+    (4096, 1024): ((64, 64, 128, 2), (256, 64, 128, 1)),
+    (1024, 4096): ((64, 64, 128, 8), (256, 64, 128, 4)),
+    (4608, 1536): ((64, 64, 64, 1),),
+    (6144, 1536): ((64, 64, 64, 1),),
+    (1536, 6144): ((64, 64, 64, 4),),
+}
+
+#: Programs that a card of 132 multiprocessors holds at once, one each, by splits: clusters do not
+#: cross the groups that its multiprocessors stand in.
+AT_ONCE = {1: 132, 2: 128, 4: 124, 8: 120}
+
+
+def default_cluster_linear_config(M: int, N: int, K: int) -> ClusterLinearConfig | None:
+    """The measured tiles, or those that a model of the measurements expects to be fastest.
+
+    None where the kernel takes no tiles.
+    """
+    for rows, block_m, block_n, splits in MEASURED.get((N, K), ()):
+        if rows >= M:
+            return _with_ring(block_m, block_n, splits, K)
+    candidates = [
+        _with_ring(block_m, block_n, splits, K)
+        for block_m, block_n, splits in itertools.product((64, 128), (64, 128), AT_ONCE)
+    ]
+    able = [config for config in candidates if config_blocker(config, M, N, K) is None]
+    return min(able, key=lambda config: _expected_us(config, M, N, K), default=None)
+
+
+def _with_ring(block_m: int, block_n: int, splits: int, K: int) -> ClusterLinearConfig:
+    return ClusterLinearConfig(block_m, block_n, splits, ring_slots(block_m, block_n, splits, K))
+
+
+def _expected_us(config: ClusterLinearConfig, M: int, N: int, K: int) -> float:
+    """Microseconds of a product, fitted to 315 that were measured (mean loss of its choices 7 %).
+
+    Each program costs, each wave of them costs, and bytes that one multiprocessor fetches do.
+    """
+    programs = cdiv(M, config.block_m) * (N // config.block_n) * config.splits
+    places = AT_ONCE[config.splits]
+    waves = cdiv(programs, places * max(1, MAX_SHARED_BYTES // (config.shared_bytes() + 1024)))
+    rows_and_columns = 0.074 * config.block_m + 0.062 * config.block_n
+    fetched = cdiv(programs, places) * config.steps(K) * rows_and_columns / 64
+    wide = 1.4 * (config.block_m == 128) + 1.2 * (config.block_n == 128)
+    return 1.3 * programs / 132 + 2.1 * waves + fetched + wide + 0.3 * (config.splits > 1)
+
+
+def config_blocker(config: ClusterLinearConfig, M: int, N: int, K: int) -> str | None:
+    """Reason why the kernel does not take a product, None where it does."""
+    if config.block_m not in (64, 128) or config.block_n not in (64, 128):
+        return f"tiles of 64 or 128 rows and columns are needed, not {config}"
+    if config.splits not in (1, 2, 4, 8) or config.slots < 2:
+        return f"1, 2, 4 or 8 splits and two slots or more are needed, not {config}"
+    if config.shared_bytes() > MAX_SHARED_BYTES:
+        return f"{config} takes {config.shared_bytes()} of {MAX_SHARED_BYTES} bytes"
+    if N % config.block_n or not N:
+        return f"{N} columns are no multiple of block_n={config.block_n}"
+    if K % (BLOCK_K * config.splits) or config.steps(K) < config.slots:
+        return f"{K} input channels are no {config.splits} times {config.slots} or more of 64"
+    if cdiv(M, config.block_m) * config.block_m * max(N, K) >= 2**31:
+        return "values are addressed in 32 bits"
+    return None
+
+
+def why_no_cluster_linear(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Reason why a device cannot run the kernel, None where it can."""
+    if dtype not in (torch.float16, torch.bfloat16):
+        return f"products in clusters are half precision, not {dtype}"
+    if device.type != "cuda" or interpreting():
+        return "clusters of programs need a GPU"
+    if device_capability(device) != CAPABILITY:
+        found = device_capability(device)
+        return f"the kernel is written for compute capability 9.0, this is {found}"
+    return gluon_blocker()
+
+
+def gluon_blocker() -> str | None:
+    """Reason why the installed Triton lacks Gluon for this kernel, None where it has it."""
+    return why_no_gluon("fastswin.ops.cluster_linear.kernel")

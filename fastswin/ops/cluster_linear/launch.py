@@ -1,0 +1,59 @@
+"""Launcher of the product in clusters; what it needs is in config.py."""
+
+from __future__ import annotations
+
+import torch
+
+from fastswin._triton.cluster import launch_clusters
+from fastswin._triton.launch import launch
+from fastswin._triton.tiles import cdiv
+from fastswin.ops.cluster_linear.config import CAPABILITY, ClusterLinearConfig
+from fastswin.ops.hopper_gemm.launch import describe
+
+
+def cluster_linear_fwd(
+    x: torch.Tensor,
+    weight: torch.Tensor,
+    bias: torch.Tensor | None,
+    activation: str | None,
+    eps: float | None,
+    residual: torch.Tensor | None,
+    out: torch.Tensor,
+    config: ClusterLinearConfig,
+    pdl: bool = False,
+    norm_stats: torch.Tensor | None = None,
+    weight_sums: torch.Tensor | None = None,
+    stats_out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """``x [M, K]`` to ``out [M, N]``, contiguous and aligned; see :func:`fastswin.ops.linear`.
+
+    ``out`` may be ``residual``. A norm needs its statistics (``norm_stats``).
+    """
+    from fastswin._triton.pdl import pdl_options
+    from fastswin.ops.cluster_linear.kernel import _cluster_linear_kernel
+
+    (M, K), N = x.shape, weight.shape[0]
+    if out.numel() == 0:
+        return out
+    tiles = cdiv(M, config.block_m) * (N // config.block_n)
+    arguments = (
+        out, describe(x, config.block_m, 64), describe(weight, config.block_n, 64),
+        *(out if t is None else t for t in (bias, residual, norm_stats, weight_sums, stats_out)),
+        M, 0.0 if eps is None else eps,
+    )  # fmt: skip
+    constants = {
+        "N": N, "STEPS": config.steps(K), "SLOTS": config.slots, "SPLITS": config.splits,
+        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "GELU": activation == "gelu",
+        "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
+        "PARTS": 0 if norm_stats is None else norm_stats.shape[1],
+        "WRITE_STATS": stats_out is not None, "TAIL": config.tail_bytes(),
+        "num_warps": config.block_m // 16, **pdl_options(pdl, CAPABILITY),
+    }  # fmt: skip
+    if config.splits == 1:
+        launch(_cluster_linear_kernel, tiles, *arguments, **constants)
+    else:
+        launch_clusters(
+            _cluster_linear_kernel, tiles, config.splits, config.tail_bytes(), *arguments,
+            **constants,
+        )  # fmt: skip
+    return out
