@@ -43,8 +43,8 @@ CLUSTER_STAGES: ClusterStages = {
     (2, 1024): 256,
 }
 
-#: Where small_batch.py's one-shot products are as fast or faster: fc1 of these channels, and proj up
-#: to so many values of its result (576 rows of 512 channels took twice as long).
+#: Where small_batch.py's one-shot products are as fast or faster: fc1 of these channels, and
+#: proj up to so many values of its result (576 rows of 512 channels took twice as long).
 ONE_SHOT_FC1, ONE_SHOT_PROJ_VALUES = (192, 384), 210_000
 
 
@@ -84,11 +84,11 @@ def choose_clusters(
     tiles: dict[str, LayerTiles] = {}
     for layer, (N, K) in sizes.items():
         kept = launch.get(layer)
-        fast = C in ONE_SHOT_FC1 if layer == "fc1" else M * C <= ONE_SHOT_PROJ_VALUES
-        able = layer in ("proj", "fc1") and isinstance(kept, OneShotConfig)
-        if able and fast and N % kept.block_n == 0:
-            tiles[layer] = kept
-            continue
+        if isinstance(kept, OneShotConfig) and N % kept.block_n == 0:
+            fast = layer == "fc1" and C in ONE_SHOT_FC1
+            if fast or (layer == "proj" and M * C <= ONE_SHOT_PROJ_VALUES):
+                tiles[layer] = kept
+                continue
         found = default_cluster_linear_config(M, N, K)
         if found is None:
             reasons["clusters"] = f"{layer}: no tiles for {N} columns of {K} channels"
