@@ -80,14 +80,8 @@ def prefetch_l2(ptr, elements, LINES: tl.constexpr, PDL: tl.constexpr):
     """
     if PDL:
         per_line: tl.constexpr = 1024 // ptr.dtype.element_ty.primitive_bitwidth
-        prefetch_line(ptr + tl.minimum(tl.arange(0, LINES) * per_line, elements - 1), PDL)
-
-
-@triton.jit
-def prefetch_line(at, PDL: tl.constexpr):
-    """Ask the line of 128 bytes around each address into L2."""
-    if PDL:
+        at = tl.minimum(tl.arange(0, LINES) * per_line, elements - 1)
         tl.inline_asm_elementwise(
-            "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [at.to(tl.int64)],
+            "{ prefetch.global.L2 [$1]; mov.b32 $0, 0; }", "=r,l", [(ptr + at).to(tl.int64)],
             dtype=tl.int32, is_pure=False, pack=1,
         )  # fmt: skip

@@ -28,13 +28,13 @@ ClusterStages = Mapping[tuple[int, int], int]
 
 #: The engine's.
 CLUSTER_STAGES: ClusterStages = {
-    (1, 192): 1024,
+    (1, 192): 3136,
     (1, 256): 1024,
     (1, 384): 1024,
     (1, 512): 640,
-    (1, 768): 640,
+    (1, 768): 256,
     (1, 1024): 256,
-    (1, 1536): 256,
+    (1, 1536): 64,
     (2, 192): 1024,
     (2, 256): 1024,
     (2, 384): 640,
@@ -45,7 +45,7 @@ CLUSTER_STAGES: ClusterStages = {
 
 #: Where small_batch.py's one-shot products are as fast or faster: fc1 of these channels, and
 #: proj up to so many values of its result (576 rows of 512 channels took twice as long).
-ONE_SHOT_FC1, ONE_SHOT_PROJ_VALUES = (192, 384), 210_000
+ONE_SHOT_FC1, ONE_SHOT_PROJ_VALUES = (192,), 210_000
 
 
 def choose_clusters(

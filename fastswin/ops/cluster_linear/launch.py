@@ -39,7 +39,7 @@ def cluster_linear_fwd(
     arguments = (
         out, describe(x, config.block_m, 64), describe(weight, config.block_n, 64),
         *(out if t is None else t for t in (bias, residual, norm_stats, weight_sums, stats_out)),
-        weight, M, 0.0 if eps is None else eps,
+        M, 0.0 if eps is None else eps,
     )  # fmt: skip
     constants = {
         "N": N, "STEPS": config.steps(K), "SLOTS": config.slots, "SPLITS": config.splits,
