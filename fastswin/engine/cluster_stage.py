@@ -17,11 +17,14 @@ from collections.abc import Mapping
 
 from fastswin.engine.small_batch import LayerTiles
 from fastswin.engine.stage_plan import StagePlan
+from fastswin.ops.attention_half.config import hopper_heads_config
 from fastswin.ops.cluster_linear.config import (
     default_cluster_linear_config,
     gluon_blocker,
 )
 from fastswin.ops.linear.config import OneShotConfig
+
+Pair = tuple[int, int]
 
 #: By (version of Swin, channels of the stage): most rows of a batch.
 ClusterStages = Mapping[tuple[int, int], int]
@@ -58,6 +61,9 @@ def choose_clusters(
     M: int,
     C: int,
     hidden: int,
+    num_heads: int,
+    window_size: Pair,
+    map_size: Pair,
 ) -> bool:
     """Change one stage's words and tiles where the table and the kernel take its products.
 
@@ -66,6 +72,8 @@ def choose_clusters(
         choice, reasons, launch: the stage's, changed in place.
         version: of Swin.
         M: rows of the stage, ``C`` channels, ``hidden`` of the MLP.
+        num_heads: of the stage.
+        window_size, map_size: in tokens.
 
     Returns:
         Whether it did.
@@ -97,6 +105,10 @@ def choose_clusters(
     for layer in ("qkv", "proj", "fc1", "fc2", "mlp"):
         launch.pop(layer, None)
     launch |= tiles
+    if choice["attention"] == "fused":
+        heads = hopper_heads_config(C, num_heads, window_size, map_size)
+        if heads is not None:
+            launch["attention"] = heads
     for layer, word in (("qkv", "clusters"), ("proj", "fused"), ("mlp", "clusters")):
         if choice[layer] != "inside":
             choice[layer] = word

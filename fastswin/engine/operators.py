@@ -25,7 +25,11 @@ from fastswin.ops import (
     quantized_mlp,
     split_k_linear,
 )
-from fastswin.ops.attention_half.config import HeadsConfig, WholeWindowConfig
+from fastswin.ops.attention_half.config import (
+    HeadsConfig,
+    HopperHeadsConfig,
+    WholeWindowConfig,
+)
 from fastswin.ops.swin_block.packing import PackedBlock
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 from fastswin.ops.window_attention.quantized import quantized_window_attention_ref
@@ -121,7 +125,7 @@ def packed_heads_attention(
     window_size: Pair,
     shift_size: Pair,
     eps: float | None,
-    config: HeadsConfig | None = None,
+    config: HeadsConfig | HopperHeadsConfig | None = None,
     *,
     pdl: bool = False,
     norm_stats: torch.Tensor | None = None,
@@ -133,11 +137,21 @@ def packed_heads_attention(
         weight: qkv's, ``vectors`` packed with it (ops/attention_half/packing.py).
         bias, head_scale, pad_qkv: as :func:`packed_window_attention`.
         eps: of the LayerNorm; None where there is none in front (V2).
-        config: tiles; None takes the heuristic.
+        config: tiles; None takes the heuristic, and so does a :class:`HopperHeadsConfig` where
+            statistics are needed and not there.
         pdl: programmatic dependent launch (_triton/pdl.py).
         norm_stats: ``[2, parts, B * H * W]`` of x's rows, which another product has left
             (``stats_out`` of ``ops.linear``); None computes them.
     """
+    if isinstance(config, HopperHeadsConfig):
+        if eps is None or norm_stats is not None:
+            from fastswin.ops.attention_half.hopper_launch import hopper_heads_fwd
+
+            return hopper_heads_fwd(
+                x, weight, vectors, bias, head_scale, scale, num_heads, window_size, shift_size,
+                eps, config, pdl, norm_stats,
+            )  # fmt: skip
+        config = None
     from fastswin.ops.attention_half import heads
 
     return heads.heads_attention_fwd(

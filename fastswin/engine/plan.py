@@ -270,7 +270,8 @@ def _plan_stage(
             )  # fmt: skip
             clusters = choose_clusters(
                 cluster_stages, choice, reasons, launch, version=config.version, M=M, C=C,
-                hidden=config.hidden_dim(stage),
+                hidden=config.hidden_dim(stage), num_heads=heads, window_size=window,
+                map_size=map_size,
             )  # fmt: skip
             few_rows |= clusters
             if choice["mlp"] == "library" and "fc1" not in launch:

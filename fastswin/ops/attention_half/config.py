@@ -19,6 +19,10 @@ HEAD_DIMS = (16, 32, 64)
 #: operands that the tensor cores still read (wrong results, illegal accesses; H200).
 MIN_STAGES = 2
 
+#: Shared memory of a program of :class:`HopperHeadsConfig` for its head's weights, ``192 C`` bytes,
+#: and 8 KiB a slot: 227 KiB less keys, values and a barrier.
+HOPPER_SHARED_BYTES = 218 * 1024
+
 #: Widest rows that a program of :class:`WholeWindowConfig` accumulates: 64 x 192 fp32 sums take
 #: 96 registers a thread, of 256 channels 744 bytes are spilled on Hopper.
 MAX_WHOLE_CHANNELS = 192
@@ -56,6 +60,18 @@ class WholeWindowConfig:
     max_registers: int = 0
 
 
+@dataclasses.dataclass(frozen=True)
+class HopperHeadsConfig:
+    """Launch options of the form by heads on compute capability 9.0 (hopper_heads.py).
+
+    Attributes:
+        slots: tiles of 64 channels of a window's rows in shared memory; fewer than a row has are
+            filled again, at most half of them.
+    """
+
+    slots: int
+
+
 AttentionHalfConfig = HeadsConfig | WholeWindowConfig
 
 
@@ -79,6 +95,24 @@ def default_heads_config(C: int, capability: tuple[int, int]) -> HeadsConfig:
     widest = 128 if capability[0] in (9, 10) else 64
     block_k = next(k for k in (widest, 64, 32, MIN_DOT) if C % k == 0)
     return HeadsConfig(block_k)
+
+
+def hopper_heads_config(
+    C: int, num_heads: int, window_size: tuple[int, int], map_size: tuple[int, int]
+) -> HopperHeadsConfig | None:
+    """As many slots as a row has tiles, or as fit; None where the kernel takes no such half.
+
+    Args:
+        C, num_heads: channels and heads of the stage.
+        window_size, map_size: in tokens.
+    """
+    tokens = window_size[0] * window_size[1]
+    padded = any(side % window for side, window in zip(map_size, window_size, strict=True))
+    if C != 32 * num_heads or C % 64 or not 49 <= tokens <= MAX_TOKENS or padded:
+        return None
+    slots = min(C // 64, (HOPPER_SHARED_BYTES - 192 * C) // 8192)
+    able = slots >= 2 and C // 64 - slots <= (slots + 1) // 2
+    return HopperHeadsConfig(slots) if able and map_size[0] * map_size[1] * C < 2**31 else None
 
 
 def default_whole_window_config(C: int, capability: tuple[int, int]) -> WholeWindowConfig:
