@@ -138,6 +138,9 @@ class AttentionHalf(StreamForward):
         """
         tiles = stage.launch.get("proj")
         if block.norm1 is not None:
+            if "proj" in stage.post_norm:
+                self.add_post_normed(x, attended, block.proj, block.norm1, tiles, stage.pdl)
+                return None
             if stage.proj == "fused":
                 branch = self.ops.linear(
                     attended, block.proj.weight, block.proj.bias, impl="triton", config=tiles,

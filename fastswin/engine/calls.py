@@ -146,7 +146,7 @@ def record_calls(
                 recorder.enter(index, {}, default="merge")
                 x, left = noted.merge(x, index, stage, bound.stage_end[index])
         recorder.enter(None, {}, default="head")
-        noted.classify(x, bound)
+        noted.classify(x, bound, left)
     return recorder.calls()
 
 
@@ -258,7 +258,7 @@ def _split_k_heuristic(x: torch.Tensor, weight: torch.Tensor) -> SplitKConfig:
 def _shape_of(function: Callable[..., torch.Tensor], args: tuple) -> tuple[int, ...]:
     """Shape of an operator's result."""
     x = args[0]
-    if function in (operators.linear, operators.quantized_linear):
+    if function in (operators.linear, operators.linear_post_norm, operators.quantized_linear):
         return (*x.shape[:-1], args[1].shape[0])
     if function is operators.packed_window_attention:
         return (*x.shape[:3], x.shape[3] // 3)

@@ -2,7 +2,7 @@
 
     V1   proj and fc2 add onto the stream and leave its rows' statistics; LayerNorm stands behind
          the product of the next reader: fc1, qkv, or attention by heads
-    V2   no statistics: the norms follow proj and fc2
+    V2   the norms stand behind proj and fc2, in their kernels where a cluster holds a row
 
 In the plan's words: mlp "clusters", qkv "clusters" unless it is in attention's kernel, proj
 "fused", and the merging in front "tiled", which leaves the first block's statistics. Two launches
@@ -20,6 +20,7 @@ from fastswin.engine.stage_plan import StagePlan
 from fastswin.ops.attention_half.config import hopper_heads_config
 from fastswin.ops.cluster_linear.config import (
     default_cluster_linear_config,
+    default_post_norm_config,
     gluon_blocker,
 )
 from fastswin.ops.linear.config import OneShotConfig
@@ -64,7 +65,7 @@ def choose_clusters(
     num_heads: int,
     window_size: Pair,
     map_size: Pair,
-) -> bool:
+) -> tuple[str, ...] | None:
     """Change one stage's words and tiles where the table and the kernel take its products.
 
     Args:
@@ -76,21 +77,28 @@ def choose_clusters(
         window_size, map_size: in tokens.
 
     Returns:
-        Whether it did.
+        Layers whose product has V2's norm behind it in its kernel; None where nothing changed.
     """
     apart = choice["attention"] == "triton" or (
         choice["attention"] == "fused" and choice["proj"] != "inside"
     )
     if M > table.get((version, C), 0) or not apart:
-        return False
+        return None
     if blocker := gluon_blocker():
         reasons["clusters"] = blocker
-        return False
+        return None
     sizes = {"qkv": (3 * C, C), "proj": (C, C), "fc1": (hidden, C), "fc2": (C, hidden)}
     if choice["qkv"] == "inside":
         del sizes["qkv"]
     tiles: dict[str, LayerTiles] = {}
+    normed = []
     for layer, (N, K) in sizes.items():
+        if version == 2 and layer in ("proj", "fc2"):
+            whole_rows = default_post_norm_config(M, N, K)
+            if whole_rows is not None:
+                tiles[layer] = whole_rows
+                normed.append(layer)
+                continue
         kept = launch.get(layer)
         if isinstance(kept, OneShotConfig) and N % kept.block_n == 0:
             fast = layer == "fc1" and C in ONE_SHOT_FC1
@@ -100,7 +108,7 @@ def choose_clusters(
         found = default_cluster_linear_config(M, N, K)
         if found is None:
             reasons["clusters"] = f"{layer}: no tiles for {N} columns of {K} channels"
-            return False
+            return None
         tiles[layer] = found
     for layer in ("qkv", "proj", "fc1", "fc2", "mlp"):
         launch.pop(layer, None)
@@ -113,7 +121,7 @@ def choose_clusters(
         if choice[layer] != "inside":
             choice[layer] = word
             reasons[layer] = f"{M} rows: weights wait in shared memory, K cut in clusters"
-    return True
+    return tuple(normed)
 
 
 def merge_in_clusters(stages: tuple[StagePlan, ...], batch: int) -> tuple[StagePlan, ...]:

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fastswin.engine.attention_half import AttentionHalf
-from fastswin.engine.bind import BoundPlan, Left, Offset
+from fastswin.engine.bind import BoundPlan, Left, Offset, RowStats
 from fastswin.engine.mlp_half import MlpHalf
 from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.engine.stream import implementation_of
@@ -24,10 +24,14 @@ class Forward(AttentionHalf, MlpHalf):
 
     def logits(self, images: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
         """Logits ``[B, classes]``, or pooled features ``[B, C]`` without a head."""
-        return self.classify(self.stages(images, bound)[-1], bound)
+        outputs, left = self.stages(images, bound)
+        return self.classify(outputs[-1], bound, left)
 
-    def classify(self, x: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
-        """The last stage's stream to logits: final norm, mean over tokens, head."""
+    def classify(self, x: torch.Tensor, bound: BoundPlan, left: Left = None) -> torch.Tensor:
+        """The last stage's stream to logits: final norm, mean over tokens, head.
+
+        ``left`` is what the last block has left, added to the stream already, or its statistics.
+        """
         norm, head = self.weights.norm, self.weights.head
         if head is not None and bound.plan.head == "fused":
             return self.ops.norm_pool_head(
@@ -36,26 +40,32 @@ class Forward(AttentionHalf, MlpHalf):
             )  # fmt: skip
         pooled = self.ops.norm_pool(
             x, norm.weight, norm.bias, eps=self.eps, offset=bound.stage_end[-1],
+            norm_stats=left.values if isinstance(left, RowStats) else None,
             impl=implementation_of(bound.plan.pool), pdl=bound.plan.pdl,
         )  # fmt: skip
         if head is None:
             return pooled
         if bound.plan.head == "tiled":
             return self.ops.linear(
-                pooled, head.weight, head.bias, impl="triton", pdl=bound.plan.pdl
-            )
+                pooled, head.weight, head.bias, impl="triton", config=bound.plan.head_tiles,
+                pdl=bound.plan.pdl,
+            )  # fmt: skip
         return F.linear(pooled, head.weight, head.library_bias)
 
     def features(self, images: torch.Tensor, bound: BoundPlan) -> list[torch.Tensor]:
         """Output of every stage, ``[B, H_i, W_i, C * 2**i]``, biases included."""
-        outputs = self.stages(images, bound)
+        outputs, _ = self.stages(images, bound)
         return [
             x if end is None else (x.float() + end).to(x.dtype)
             for x, end in zip(outputs, bound.stage_end, strict=True)
         ]
 
-    def stages(self, images: torch.Tensor, bound: BoundPlan) -> list[torch.Tensor]:
-        """Residual stream at the end of every stage, without its pending biases."""
+    def stages(self, images: torch.Tensor, bound: BoundPlan) -> tuple[list[torch.Tensor], Left]:
+        """Residual stream at the end of every stage, without its pending biases.
+
+        Returns:
+            The streams, and what the last block has left beside its own.
+        """
         x = self.embed(images, bound.plan)
         left: Left = None
         outputs = []
@@ -68,7 +78,7 @@ class Forward(AttentionHalf, MlpHalf):
             outputs.append(x)
             if stage.merge is not None:
                 x, left = self.merge(x, index, stage, bound.stage_end[index])
-        return outputs
+        return outputs, left
 
     def embed(self, images: torch.Tensor, plan: ModelPlan) -> torch.Tensor:
         """Images to the residual stream ``[B, H, W, C]``."""

@@ -58,6 +58,9 @@ class MlpHalf(StreamForward):
             )
         if stage.mlp == "clusters":
             assert norm is not None
+            if "fc2" in stage.post_norm:
+                self.add_post_normed(x, h, fc2, norm, tiles, stage.pdl)
+                return None
             branch = self.ops.linear(
                 h, fc2.weight, fc2.bias, impl="triton", config=tiles, pdl=stage.pdl
             )

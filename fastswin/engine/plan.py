@@ -86,6 +86,7 @@ from fastswin.engine.whole_block import WHOLE_BLOCKS, WholeBlocks, choose_whole_
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
 from fastswin.ops.hopper_gemm.config import HopperGemmConfig, hopper_reason, measured_config
+from fastswin.ops.linear.config import OneShotConfig, one_shot_blocker
 from fastswin.ops.patch_embed.api import patch_embed_blocker
 from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
 from fastswin.ops.swin_block.config import why_no_clusters
@@ -98,6 +99,9 @@ Pair = tuple[int, int]
 #: of the first stage of a model that is launched ahead (Swin-L at batch 1; at batch 8 Swin-T took
 #: 4 % longer).
 SMALL_STAGE_VALUES, PDL_VALUES = 420_000, 700_000
+
+#: Of a head of few images: its weights are in registers before the pooled rows are there.
+HEAD_TILES = OneShotConfig(16, 16, 4)
 
 
 def make_plan(
@@ -175,6 +179,7 @@ def make_plan(
     if by_rows:  # a first stage of more rows lost by it: SwinV2-B of window 16 1.5 % at batch 1
         stages = tuple(dataclasses.replace(s, pdl=s.few_rows) for s in stages)
     stages = merge_in_clusters(stages, max(batch, 1))
+    few_images, no_one_shot = batch <= HEAD_TILES.block_m, one_shot_blocker(config.num_features)
     elements = config.in_channels * config.patch_size**2
     no_embed = blocked or patch_embed_blocker(config.embed_dim, elements)
     no_pool = blocked or config.num_features > POOL_MAX_CHANNELS
@@ -185,6 +190,7 @@ def make_plan(
         stages,
         "reference" if no_pool else "triton",
         head="tiled" if pdl else "library",
+        head_tiles=HEAD_TILES if pdl and few_images and no_one_shot is None else None,
         pdl=pdl,
         embed_products=None if no_embed or precision.half else embed_products(device),
     )
@@ -216,7 +222,8 @@ def _plan_stage(
     C = config.dim(stage)
     last = stage == config.num_stages - 1
     launch: dict[str, LayerTiles] = {}
-    few_rows = split = split_attention = ahead = clusters = False
+    few_rows = split = split_attention = ahead = False
+    post_norm: tuple[str, ...] | None = None
     if blocked:
         choice = {"qkv": "reference", "attention": "reference", "proj": "reference"}
         choice |= {"mlp": "reference", "merge": "reference"}
@@ -268,12 +275,12 @@ def _plan_stage(
                 num_heads=heads, tokens=math.prod(window), windows=windows,
                 map_tokens=math.prod(map_size),
             )  # fmt: skip
-            clusters = choose_clusters(
+            post_norm = choose_clusters(
                 cluster_stages, choice, reasons, launch, version=config.version, M=M, C=C,
                 hidden=config.hidden_dim(stage), num_heads=heads, window_size=window,
                 map_size=map_size,
             )  # fmt: skip
-            few_rows |= clusters
+            few_rows |= post_norm is not None
             if choice["mlp"] == "library" and "fc1" not in launch:
                 hidden = config.hidden_dim(stage)
                 reasons |= hopper_reason(M, hidden, C, precision.dtype, device)
@@ -302,10 +309,11 @@ def _plan_stage(
         launch=launch,
         pdl=pdl,
         norm2="behind"
-        if clusters and config.version == 1
+        if post_norm is not None and config.version == 1
         else second_norm(config.version, choice, launch, C),
         split=split,
         split_attention=split_attention,
         few_rows=few_rows,
         ahead=ahead,
+        post_norm=post_norm or (),
     )

@@ -10,6 +10,7 @@ import dataclasses
 from fastswin.engine.quantized.formats import StageFormats
 from fastswin.engine.small_batch import LayerTiles
 from fastswin.ops.linear.api import InputPrecision
+from fastswin.ops.linear.config import OneShotConfig
 
 Pair = tuple[int, int]
 
@@ -24,7 +25,8 @@ class StagePlan:
     "apart", or "behind" fc1's product. ``split`` says that fp32 products, the library's by their
     words, are three of TF32, ``split_attention`` the same of attention's (tf32.py). ``few_rows``
     says that small_batch.py has built the stage, where no tuning table is asked. ``ahead`` launches
-    LayerNorm and the Hopper product behind it programmatically.
+    LayerNorm and the Hopper product behind it programmatically. ``post_norm`` are the layers, of
+    proj and fc2, whose product has V2's norm behind it in its kernel (cluster_stage.py).
     """
 
     stage: int
@@ -48,6 +50,7 @@ class StagePlan:
     split_attention: bool = False
     few_rows: bool = False
     ahead: bool = False
+    post_norm: tuple[str, ...] = ()
 
     def endings(self, block: int) -> tuple[str, str]:
         """The words for proj and mlp of one block: "quantized" where its last product is."""
@@ -60,7 +63,8 @@ class StagePlan:
 class ModelPlan:
     """A whole forward pass for one batch and image size.
 
-    ``embed_products`` says of what the patch embedding's fp32 product is made (tf32.py).
+    ``embed_products`` says of what the patch embedding's fp32 product is made (tf32.py),
+    ``head_tiles`` are those of a head that is ours; None leaves them to the operator.
     """
 
     batch: int
@@ -71,3 +75,4 @@ class ModelPlan:
     head: str = "library"
     pdl: bool = False
     embed_products: InputPrecision | None = None
+    head_tiles: OneShotConfig | None = None

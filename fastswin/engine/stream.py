@@ -84,6 +84,21 @@ class StreamForward:
         )  # fmt: skip
         return left
 
+    def add_post_normed(
+        self,
+        x: torch.Tensor,
+        h: torch.Tensor,
+        affine: Linear,
+        norm: Norm,
+        tiles: LayerTiles | None,
+        pdl: bool,
+    ) -> None:
+        """``x += layer_norm(h @ weight.T + bias)`` in one kernel, in place."""
+        self.ops.linear_post_norm(
+            h, affine.weight, affine.bias, norm.weight, norm.bias, residual=x, eps=self.eps, out=x,
+            impl="triton", config=tiles, pdl=pdl,
+        )  # fmt: skip
+
     def room_for_stats(self, x: torch.Tensor, tiles: LayerTiles | None) -> RowStats:
         """Memory for the statistics that a product of these tiles leaves of ``x [..., C]``."""
         assert isinstance(tiles, OneShotConfig | ClusterLinearConfig)

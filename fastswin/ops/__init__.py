@@ -1,6 +1,7 @@
 """Fused operators, usable alone in anybody's model; nothing here knows about models."""
 
 from fastswin.ops.attention_half import attention_half
+from fastswin.ops.cluster_linear import linear_post_norm
 from fastswin.ops.feed_forward import feed_forward
 from fastswin.ops.layer_norm import layer_norm, layer_norm_per_token
 from fastswin.ops.library_linear import library_linear
@@ -26,6 +27,7 @@ from fastswin.ops.quantized_linear import quantized_linear
 from fastswin.ops.quantized_mlp import quantized_mlp
 from fastswin.ops.residual_norm import add_layer_norm, layer_norm_add, residual_add
 from fastswin.ops.split_k import add_split_k, split_k_linear
+from fastswin.ops.swin_block import swin_block
 from fastswin.ops.window_attention import (
     quantized_window_attention,
     window_attention,
@@ -46,6 +48,7 @@ __all__ = [
     "layer_norm_per_token",
     "library_linear",
     "linear",
+    "linear_post_norm",
     "masked_softmax",
     "masked_softmax_",
     "merge_neighbours",
@@ -61,6 +64,7 @@ __all__ = [
     "residual_add",
     "scaled_masked_softmax",
     "split_k_linear",
+    "swin_block",
     "window_attention",
     "window_attention_partitioned",
     "window_softmax",

@@ -3,7 +3,8 @@
 ``M`` rows, ``N`` output and ``K`` input channels. Shared memory of a program, in bytes:
 
     slots * (block_m + block_n) * 128       ring of operand tiles, 64 channels of K each
-    splits > 1: block_m * block_n * 4       sums of its rows from all programs of its cluster
+    splits > 1: block_m * block_n * 4       sums of its rows from all programs of its tile
+    post-norm: N / block_n * block_m / splits * 8       statistics of its rows from all tiles
     512                                     barriers, alignment
 """
 
@@ -23,6 +24,9 @@ BLOCK_K = 64
 
 #: Bytes that a program may have at compute capability 9.0.
 MAX_SHARED_BYTES = 227 * 1024
+
+#: Most programs of a cluster.
+MAX_PROGRAMS = 16
 
 #: Of the cards that it runs on.
 CAPABILITY = (9, 0)
@@ -48,20 +52,29 @@ class ClusterLinearConfig:
         """Steps of 64 channels that each program multiplies."""
         return K // (BLOCK_K * self.splits)
 
-    def tail_bytes(self) -> int:
-        """What a cluster's programs write into: a barrier, sums; 128 to spare for alignment."""
-        return 256 + 4 * self.block_m * self.block_n if self.splits > 1 else 0
+    def programs(self, N: int, post_norm: bool) -> int:
+        """Programs of a cluster: of a tile, with a post-norm of all tiles of a row."""
+        return self.splits * (N // self.block_n if post_norm else 1)
 
-    def shared_bytes(self) -> int:
+    def tail_bytes(self, N: int = 0, post_norm: bool = False) -> int:
+        """What a cluster's programs write into: barriers, sums, statistics; 128 to align it."""
+        sums = 4 * self.block_m * self.block_n if self.splits > 1 else 0
+        statistics = 8 * self.block_m // self.splits * (N // self.block_n) if post_norm else 0
+        return 256 + sums + statistics if sums + statistics else 0
+
+    def shared_bytes(self, N: int = 0, post_norm: bool = False) -> int:
         """Shared memory of a program, with 256 bytes of barriers of the ring."""
-        return self.slots * 2 * BLOCK_K * (self.block_m + self.block_n) + self.tail_bytes() + 256
+        ring = self.slots * 2 * BLOCK_K * (self.block_m + self.block_n)
+        return ring + self.tail_bytes(N, post_norm) + 256
 
 
-def ring_slots(block_m: int, block_n: int, splits: int, K: int) -> int:
+def ring_slots(
+    block_m: int, block_n: int, splits: int, K: int, N: int = 0, post_norm: bool = False
+) -> int:
     """As many slots as a program has steps, or as fit."""
     empty = ClusterLinearConfig(block_m, block_n, splits, 0)
     one = 2 * BLOCK_K * (block_m + block_n)
-    return min(empty.steps(K), (MAX_SHARED_BYTES - empty.shared_bytes()) // one)
+    return min(empty.steps(K), (MAX_SHARED_BYTES - empty.shared_bytes(N, post_norm)) // one)
 
 
 #: Fastest tiles of rows up to a number, by (N, K) of the named variants (H200, products in a chain
@@ -129,16 +142,44 @@ def _expected_us(config: ClusterLinearConfig, M: int, N: int, K: int) -> float:
     return 1.3 * programs / 132 + 2.1 * waves + fetched + wide + 0.3 * (config.splits > 1)
 
 
-def config_blocker(config: ClusterLinearConfig, M: int, N: int, K: int) -> str | None:
+#: Tiles with a post-norm: all of a row are one cluster, so columns are few. As MEASURED.
+MEASURED_POST_NORM: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {
+    (192, 192): ((1024, 64, 64, 1),),
+    (192, 768): ((1024, 64, 64, 2),),
+    (256, 256): ((1024, 64, 64, 1),),
+    (256, 1024): ((1024, 64, 128, 4),),
+    (384, 384): ((640, 64, 64, 1),),
+    (384, 1536): ((640, 64, 128, 4),),
+    (512, 512): ((640, 64, 64, 1),),
+    (512, 2048): ((640, 64, 128, 4),),
+    (768, 768): ((256, 64, 64, 1),),
+}
+
+
+def default_post_norm_config(M: int, N: int, K: int) -> ClusterLinearConfig | None:
+    """The measured tiles of a product with a post-norm; None where nothing was measured."""
+    for rows, block_m, block_n, splits in MEASURED_POST_NORM.get((N, K), ()):
+        if rows >= M:
+            slots = ring_slots(block_m, block_n, splits, K, N, post_norm=True)
+            return ClusterLinearConfig(block_m, block_n, splits, slots)
+    return None
+
+
+def config_blocker(
+    config: ClusterLinearConfig, M: int, N: int, K: int, post_norm: bool = False
+) -> str | None:
     """Reason why the kernel does not take a product, None where it does."""
     if config.block_m not in (64, 128) or config.block_n not in (64, 128):
         return f"tiles of 64 or 128 rows and columns are needed, not {config}"
     if config.splits not in (1, 2, 4, 8) or config.slots < 2:
         return f"1, 2, 4 or 8 splits and two slots or more are needed, not {config}"
-    if config.shared_bytes() > MAX_SHARED_BYTES:
-        return f"{config} takes {config.shared_bytes()} of {MAX_SHARED_BYTES} bytes"
     if N % config.block_n or not N:
         return f"{N} columns are no multiple of block_n={config.block_n}"
+    shared = config.shared_bytes(N, post_norm)
+    if shared > MAX_SHARED_BYTES:
+        return f"{config} takes {shared} of {MAX_SHARED_BYTES} bytes"
+    if config.programs(N, post_norm) > MAX_PROGRAMS:
+        return f"a row of {N} columns takes {config.programs(N, post_norm)} programs of 16"
     if K % (BLOCK_K * config.splits) or config.steps(K) < config.slots:
         return f"{K} input channels are no {config.splits} times {config.slots} or more of 64"
     if cdiv(M, config.block_m) * config.block_m * max(N, K) >= 2**31:

@@ -41,16 +41,21 @@ def rows_layout(BLOCK_M, BLOCK_N, SPLITS):
 
 @gluon.constexpr_function
 def _sending(BLOCK_M, BLOCK_N, SPLITS):
-    """PTX that stores a thread's ``BLOCK_N / 2`` sums where they are added."""
+    """PTX that stores a thread's ``BLOCK_N / 2`` sums where they are added.
+
+    Programs of one tile are SPLITS in a row of their cluster, which may hold several tiles.
+    """
     values, outputs = BLOCK_N // 2, BLOCK_N // 8
     address, barrier = f"${outputs + values}", f"${outputs + 2 * values}"
     store = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
     text = (
-        "{ .reg .b32 warp, lane, below, to, counter; mov.u32 lane, %tid.x; shr.u32 warp, lane, 5;"
-        " and.b32 lane, lane, 31;"
+        "{ .reg .b32 warp, lane, below, to, counter, tile; mov.u32 lane, %tid.x;"
+        " shr.u32 warp, lane, 5; and.b32 lane, lane, 31; mov.u32 tile, %cluster_ctarank;"
+        f" and.b32 tile, tile, {0x100 - SPLITS};"
     )
     if BLOCK_M // SPLITS == 8:
         text += f" shl.b32 lane, lane, 3; add.u32 below, {address}, lane; shl.b32 warp, warp, 1;"
+        text += " add.u32 warp, warp, tile;"
         for half in range(2):
             text += " mapa.shared::cluster.u32 to, below, warp;"
             text += f" mapa.shared::cluster.u32 counter, {barrier}, warp;"
@@ -63,7 +68,8 @@ def _sending(BLOCK_M, BLOCK_N, SPLITS):
     text += (
         f" shl.b32 lane, lane, 4; rem.u32 below, warp, {warps_of_one};"
         f" mad.lo.u32 below, below, {64 * BLOCK_N}, lane; add.u32 below, below, {address};"
-        f" div.u32 warp, warp, {warps_of_one}; mapa.shared::cluster.u32 to, below, warp;"
+        f" div.u32 warp, warp, {warps_of_one}; add.u32 warp, warp, tile;"
+        " mapa.shared::cluster.u32 to, below, warp;"
         f" mapa.shared::cluster.u32 counter, {barrier}, warp;"
     )
     for i in range(outputs):

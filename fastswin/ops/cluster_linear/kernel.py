@@ -1,8 +1,8 @@
 """A product of few rows whose weights wait in shared memory, K cut across a cluster's programs.
 
-    out = residual + act(norm(x) @ weight.T + bias)
+    out = residual + act(norm(x) @ weight.T + bias)         residual + norm(x @ weight.T + bias)
 
-    x [M, K]   weight [N, K]   residual, out [M, N]   bias, weight_sums [N]
+    x [M, K]   weight [N, K]   residual, out [M, N]   bias, weight_sums, norm weight and bias [N]
     norm_stats, stats_out [2, parts, M] fp32 (ops/linear/stats.py)
 
 With 49 to 1,568 rows a product takes a microsecond of arithmetic. The rest is latency: the launch,
@@ -19,6 +19,9 @@ them.
 LayerNorm may stand behind the product, whose statistics the product that wrote x has left:
 
     norm(x) @ W.T = rstd * (x @ W.T - mean * W.sum(1))
+
+V2's LayerNorm stands behind too, of the product's results: then a cluster holds all programs of its
+rows, who tell each other their columns' statistics.
 
 2 M N K FLOPs; L2 delivers ``M N K (1 / BLOCK_M + 1 / BLOCK_N) * 2`` bytes, half of them before the
 wait, and programs send ``4 M N SPLITS`` to each other.
@@ -41,6 +44,8 @@ from fastswin._triton.cluster_memory import (
     cluster_arrive,
     cluster_wait,
     expect_bytes,
+    receive_statistics,
+    send_statistics,
     tail_address,
     wait_bytes,
 )
@@ -67,16 +72,53 @@ def _load_step(desc, tiles, ready, first, k0, STEP: gl.constexpr):
     tma.async_copy_global_to_shared(desc, [first, k], ready.index(slot), tiles.index(slot))
 
 
+@gluon.jit
+def _row_statistics(
+    y, places, barrier, tile, part, row, eps, N: gl.constexpr, BLOCK_M: gl.constexpr,
+    BLOCK_N: gl.constexpr, SPLITS: gl.constexpr,
+):  # fmt: skip
+    """Mean and 1 / deviation of whole rows, of which each program of a cluster has BLOCK_N columns.
+
+    Programs with the same rows, one a tile, tell each other theirs at ``places`` of their memory.
+    """
+    ROWS: gl.constexpr = BLOCK_M // SPLITS
+    TILES: gl.constexpr = N // BLOCK_N
+    WARPS: gl.constexpr = BLOCK_M // 16 if SPLITS > BLOCK_M // 16 else SPLITS
+    part_mean = gl.sum(y, 1) / BLOCK_N
+    apart = y - part_mean[:, None]
+    deviations = gl.sum(apart * apart, 1)
+    for other in gl.static_range(TILES):
+        send_statistics(
+            part_mean, deviations, places + tile * (8 * ROWS), barrier, other * SPLITS + part, row,
+            ROWS, WARPS,
+        )  # fmt: skip
+    wait_bytes(barrier)
+    mean = gl.zeros_like(part_mean)
+    for other in gl.static_range(TILES):
+        found, _ = receive_statistics(places + other * (8 * ROWS), row)
+        mean += found
+    mean = mean / TILES
+    square = gl.zeros_like(mean)
+    for other in gl.static_range(TILES):
+        found, deviations = receive_statistics(places + other * (8 * ROWS), row)
+        square += deviations + BLOCK_N * (found - mean) * (found - mean)
+    return mean, gl.rsqrt(square / N + eps)
+
+
 @gluon.jit(do_not_specialize=["M"])
 def _cluster_linear_kernel(
     out_ptr, x_desc, weight_desc, bias_ptr, residual_ptr, norm_stats_ptr, weight_sums_ptr,
-    stats_out_ptr, M, eps,
+    stats_out_ptr, norm_weight_ptr, norm_bias_ptr, M, eps,
     N: gl.constexpr, STEPS: gl.constexpr, SLOTS: gl.constexpr, SPLITS: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GELU: gl.constexpr, HAS_BIAS: gl.constexpr,
     HAS_RESIDUAL: gl.constexpr, PARTS: gl.constexpr, WRITE_STATS: gl.constexpr,
-    TAIL: gl.constexpr, PDL: gl.constexpr,
+    POST_NORM: gl.constexpr, TAIL: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program ``tile * SPLITS + part of K``, columns fastest; with PARTS a norm stands behind."""
+    """Program ``tile * SPLITS + part of K``, columns fastest.
+
+    With PARTS rows are normalised behind the product, with POST_NORM its results are: then a
+    cluster holds all tiles of a row.
+    """
     launch_dependents(PDL)
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     part = gl.program_id(0) % SPLITS
@@ -87,9 +129,12 @@ def _cluster_linear_kernel(
     ROWS: gl.constexpr = BLOCK_M // SPLITS
     piece: gl.constexpr = ROWS * BLOCK_N * 4
     tail = 0
-    if SPLITS > 1:
+    if TAIL > 0:
         tail = tail_address(TAIL)
-        expect_bytes(tail, SPLITS * piece)
+        if SPLITS > 1:
+            expect_bytes(tail, SPLITS * piece)
+        if POST_NORM:
+            expect_bytes(tail + 8, N // BLOCK_N * ROWS * 8)
         cluster_arrive()
     x_tiles = buffers(x_desc, SLOTS)
     weight_tiles = buffers(weight_desc, SLOTS)
@@ -103,7 +148,8 @@ def _cluster_linear_kernel(
         _load_step(weight_desc, weight_tiles, ready, col0, k0, slot)
 
     layout: gl.constexpr = rows_layout(BLOCK_M, BLOCK_N, SPLITS)
-    row = row0 + part * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    own_row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
+    row = row0 + part * ROWS + own_row
     col = col0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
     live = row < M
     at = row[:, None] * N + col[None, :]
@@ -111,7 +157,10 @@ def _cluster_linear_kernel(
         bias = gl.load(bias_ptr + col).to(gl.float32)
     if PARTS > 0:
         weight_sums = gl.load(weight_sums_ptr + col)
-    if SPLITS > 1:
+    if POST_NORM:
+        norm_weight = gl.load(norm_weight_ptr + col)[None, :]
+        norm_bias = gl.load(norm_bias_ptr + col)[None, :]
+    if TAIL > 0:
         cluster_wait()
     wait_for_previous(PDL)
     for slot in gl.static_range(SLOTS):
@@ -148,6 +197,13 @@ def _cluster_linear_kernel(
         y += bias[None, :]
     if GELU:
         y = gelu(y)
+    if POST_NORM:
+        places = tail + 128 + (SPLITS * piece if SPLITS > 1 else 0)
+        mean, rstd = _row_statistics(
+            y, places, tail + 8, tile % (N // BLOCK_N), part, own_row, eps, N, BLOCK_M, BLOCK_N,
+            SPLITS,
+        )  # fmt: skip
+        y = (y - mean[:, None]) * rstd[:, None] * norm_weight + norm_bias
     if HAS_RESIDUAL:
         y += residual.to(gl.float32)
     stored = y.to(dtype)

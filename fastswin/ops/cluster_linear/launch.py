@@ -24,10 +24,12 @@ def cluster_linear_fwd(
     norm_stats: torch.Tensor | None = None,
     weight_sums: torch.Tensor | None = None,
     stats_out: torch.Tensor | None = None,
+    post_norm: tuple[torch.Tensor, torch.Tensor] | None = None,
 ) -> torch.Tensor:
     """``x [M, K]`` to ``out [M, N]``, contiguous and aligned; see :func:`fastswin.ops.linear`.
 
-    ``out`` may be ``residual``. A norm needs its statistics (``norm_stats``).
+    ``out`` may be ``residual``. A norm of x needs its statistics (``norm_stats``); ``post_norm``
+    are weight and bias of one of the results, fp32, see :func:`fastswin.ops.linear_post_norm`.
     """
     from fastswin._triton.pdl import pdl_options
     from fastswin.ops.cluster_linear.kernel import _cluster_linear_kernel
@@ -36,9 +38,14 @@ def cluster_linear_fwd(
     if out.numel() == 0:
         return out
     tiles = cdiv(M, config.block_m) * (N // config.block_n)
+    tail, size = (
+        config.tail_bytes(N, post_norm is not None),
+        config.programs(N, post_norm is not None),
+    )
     arguments = (
         out, describe(x, config.block_m, 64), describe(weight, config.block_n, 64),
         *(out if t is None else t for t in (bias, residual, norm_stats, weight_sums, stats_out)),
+        *(post_norm or (out, out)),
         M, 0.0 if eps is None else eps,
     )  # fmt: skip
     constants = {
@@ -46,14 +53,12 @@ def cluster_linear_fwd(
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "GELU": activation == "gelu",
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
         "PARTS": 0 if norm_stats is None else norm_stats.shape[1],
-        "WRITE_STATS": stats_out is not None, "TAIL": config.tail_bytes(),
+        "WRITE_STATS": stats_out is not None, "POST_NORM": post_norm is not None, "TAIL": tail,
         "num_warps": config.block_m // 16, **pdl_options(pdl, CAPABILITY),
     }  # fmt: skip
-    if config.splits == 1:
+    if size == 1:
         launch(_cluster_linear_kernel, tiles, *arguments, **constants)
     else:
-        launch_clusters(
-            _cluster_linear_kernel, tiles, config.splits, config.tail_bytes(), *arguments,
-            **constants,
-        )  # fmt: skip
+        clusters = tiles * config.splits // size
+        launch_clusters(_cluster_linear_kernel, clusters, size, tail, *arguments, **constants)
     return out

@@ -40,21 +40,41 @@ def check_stats(
                 f"{name} needs a OneShotConfig or a ClusterLinearConfig, got "
                 f"{type(config).__name__}"
             )
-        parts = stats.shape[1] if stats.ndim == 3 else 0
-        legal = (2, parts, rows)
+        parts = None
         if name == "stats_out":
             if N % config.block_n:
                 raise ValueError(f"stats_out needs block_n={config.block_n} to divide {N} columns")
-            legal = (2, N // config.block_n, rows)
-        if tuple(stats.shape) != legal or not parts or width % parts or not stats.is_contiguous():
-            raise ValueError(
-                f"{name} must be contiguous [2, parts, {rows}] with equal parts of {width} "
-                f"columns, got {tuple(stats.shape)}"
-            )
-        if stats.dtype != torch.promote_types(x.dtype, torch.float32):
-            raise ValueError(f"{name} must be float32, got {stats.dtype}")
+            parts = N // config.block_n
+        check_row_stats(name, stats, rows, width, x.dtype, parts)
     if weight_sums is not None and tuple(weight_sums.shape) != (N,):
         raise ValueError(f"weight_sums must be [{N}], got {tuple(weight_sums.shape)}")
+
+
+def check_row_stats(
+    name: str,
+    stats: torch.Tensor,
+    rows: int,
+    width: int,
+    dtype: torch.dtype,
+    parts: int | None = None,
+) -> None:
+    """Raise a ValueError unless ``stats`` are of so many rows.
+
+    Args:
+        name: the argument's.
+        stats: to be checked.
+        rows, width: of the matrix, in values of ``dtype``.
+        parts: how many of a row there must be; None takes any that are equal.
+    """
+    found = stats.shape[1] if stats.ndim == 3 else 0
+    legal = (2, found if parts is None else parts, rows)
+    if tuple(stats.shape) != legal or not found or width % found or not stats.is_contiguous():
+        raise ValueError(
+            f"{name} must be contiguous [2, parts, {rows}] with equal parts of {width} columns, "
+            f"got {tuple(stats.shape)}"
+        )
+    if stats.dtype != torch.promote_types(dtype, torch.float32):
+        raise ValueError(f"{name} must be float32, got {stats.dtype}")
 
 
 def write_stats_ref(y: torch.Tensor, stats: torch.Tensor) -> None:

@@ -77,30 +77,3 @@ def receive_sums(address, THREADS: gl.constexpr, LAYOUT: gl.constexpr):
         "=r," * 16 + "r," * 16 + "~{memory}", [at], dtype=gl.int32, is_pure=False, pack=16,
     )  # fmt: skip
     return values.to(gl.float32, bitcast=True)
-
-
-@gluon.jit
-def send_statistics(mean, deviations, address, barrier, rank, row, ROWS: gl.constexpr):
-    """Two fp32 numbers a row to program ``rank``, 8 bytes a row of its barrier."""
-    gl.inline_asm_elementwise(
-        "{ .reg .pred live, one; .reg .b32 lane, to, counter; mov.u32 lane, %tid.x;"
-        f" and.b32 lane, lane, 3; setp.eq.u32 one, lane, 0; setp.lt.and.s32 live, $6, {ROWS}, one;"
-        " shl.b32 to, $6, 3; add.u32 to, to, $3;"
-        " mapa.shared::cluster.u32 to, to, $5; mapa.shared::cluster.u32 counter, $4, $5;"
-        " @live st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32"
-        " [to], {$1, $2}, [counter]; mov.u32 $0, 0; }",
-        "=r," + "r," * 6 + "~{memory}",
-        [mean.to(gl.int32, bitcast=True), deviations.to(gl.int32, bitcast=True), address, barrier,
-         rank, row],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
-def receive_statistics(address, row):
-    """Both numbers of each row that :func:`send_statistics` has left here."""
-    mean, deviations = gl.inline_asm_elementwise(
-        "ld.shared.v2.b32 {$0, $1}, [$2];", "=r,=r,r,~{memory}", [address + row * 8],
-        dtype=(gl.int32, gl.int32), is_pure=False, pack=1,
-    )  # fmt: skip
-    return mean.to(gl.float32, bitcast=True), deviations.to(gl.float32, bitcast=True)

@@ -38,6 +38,8 @@ from fastswin._triton.cluster_memory import (
     cluster_arrive,
     cluster_wait,
     expect_bytes,
+    receive_statistics,
+    send_statistics,
     tail_address,
     wait_bytes,
 )
@@ -46,10 +48,8 @@ from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
 from fastswin.ops.swin_block.exchange import (
     receive_piece,
-    receive_statistics,
     receive_sums,
     send_piece,
-    send_statistics,
     send_sums,
 )
 from fastswin.ops.window_attention.tile import locate_window, token_rows
