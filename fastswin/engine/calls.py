@@ -146,7 +146,7 @@ def record_calls(
                 recorder.enter(index, {}, default="merge")
                 x, left = noted.merge(x, index, stage, bound.stage_end[index])
         recorder.enter(None, {}, default="head")
-        noted.classify(x, bound, left)
+        noted.classify(x, bound)
     return recorder.calls()
 
 

@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fastswin.engine.attention_half import AttentionHalf
-from fastswin.engine.bind import BoundPlan, Left, Offset, RowStats
+from fastswin.engine.bind import BoundPlan, Left, Offset
 from fastswin.engine.mlp_half import MlpHalf
 from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.engine.stream import implementation_of
@@ -24,14 +24,10 @@ class Forward(AttentionHalf, MlpHalf):
 
     def logits(self, images: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
         """Logits ``[B, classes]``, or pooled features ``[B, C]`` without a head."""
-        outputs, left = self.stages(images, bound)
-        return self.classify(outputs[-1], bound, left)
+        return self.classify(self.stages(images, bound)[-1], bound)
 
-    def classify(self, x: torch.Tensor, bound: BoundPlan, left: Left = None) -> torch.Tensor:
-        """The last stage's stream to logits: final norm, mean over tokens, head.
-
-        ``left`` is what the last block has left, added to the stream already, or its statistics.
-        """
+    def classify(self, x: torch.Tensor, bound: BoundPlan) -> torch.Tensor:
+        """The last stage's stream to logits: final norm, mean over tokens, head."""
         norm, head = self.weights.norm, self.weights.head
         if head is not None and bound.plan.head == "fused":
             return self.ops.norm_pool_head(
@@ -40,7 +36,6 @@ class Forward(AttentionHalf, MlpHalf):
             )  # fmt: skip
         pooled = self.ops.norm_pool(
             x, norm.weight, norm.bias, eps=self.eps, offset=bound.stage_end[-1],
-            norm_stats=left.values if isinstance(left, RowStats) else None,
             impl=implementation_of(bound.plan.pool), pdl=bound.plan.pdl,
         )  # fmt: skip
         if head is None:
@@ -54,18 +49,14 @@ class Forward(AttentionHalf, MlpHalf):
 
     def features(self, images: torch.Tensor, bound: BoundPlan) -> list[torch.Tensor]:
         """Output of every stage, ``[B, H_i, W_i, C * 2**i]``, biases included."""
-        outputs, _ = self.stages(images, bound)
+        outputs = self.stages(images, bound)
         return [
             x if end is None else (x.float() + end).to(x.dtype)
             for x, end in zip(outputs, bound.stage_end, strict=True)
         ]
 
-    def stages(self, images: torch.Tensor, bound: BoundPlan) -> tuple[list[torch.Tensor], Left]:
-        """Residual stream at the end of every stage, without its pending biases.
-
-        Returns:
-            The streams, and what the last block has left beside its own.
-        """
+    def stages(self, images: torch.Tensor, bound: BoundPlan) -> list[torch.Tensor]:
+        """Residual stream at the end of every stage, without its pending biases."""
         x = self.embed(images, bound.plan)
         left: Left = None
         outputs = []
@@ -78,7 +69,7 @@ class Forward(AttentionHalf, MlpHalf):
             outputs.append(x)
             if stage.merge is not None:
                 x, left = self.merge(x, index, stage, bound.stage_end[index])
-        return outputs, left
+        return outputs
 
     def embed(self, images: torch.Tensor, plan: ModelPlan) -> torch.Tensor:
         """Images to the residual stream ``[B, H, W, C]``."""

@@ -100,8 +100,9 @@ Pair = tuple[int, int]
 #: 4 % longer).
 SMALL_STAGE_VALUES, PDL_VALUES = 420_000, 700_000
 
-#: Of a head of few images: its weights are in registers before the pooled rows are there.
-HEAD_TILES = OneShotConfig(16, 16, 4)
+#: Of a head of few images: its weights are in registers before the pooled rows are there. Swin-L's
+#: 1,536 features make its model 7 % slower so.
+HEAD_TILES, HEAD_TILES_FEATURES = OneShotConfig(16, 16, 4), 1024
 
 
 def make_plan(
@@ -179,7 +180,6 @@ def make_plan(
     if by_rows:  # a first stage of more rows lost by it: SwinV2-B of window 16 1.5 % at batch 1
         stages = tuple(dataclasses.replace(s, pdl=s.few_rows) for s in stages)
     stages = merge_in_clusters(stages, max(batch, 1))
-    few_images, no_one_shot = batch <= HEAD_TILES.block_m, one_shot_blocker(config.num_features)
     elements = config.in_channels * config.patch_size**2
     no_embed = blocked or patch_embed_blocker(config.embed_dim, elements)
     no_pool = blocked or config.num_features > POOL_MAX_CHANNELS
@@ -190,10 +190,15 @@ def make_plan(
         stages,
         "reference" if no_pool else "triton",
         head="tiled" if pdl else "library",
-        head_tiles=HEAD_TILES if pdl and few_images and no_one_shot is None else None,
+        head_tiles=HEAD_TILES if pdl and _takes_head_tiles(batch, config.num_features) else None,
         pdl=pdl,
         embed_products=None if no_embed or precision.half else embed_products(device),
     )
+
+
+def _takes_head_tiles(batch: int, features: int) -> bool:
+    narrow = features <= HEAD_TILES_FEATURES and one_shot_blocker(features) is None
+    return batch <= HEAD_TILES.block_m and narrow
 
 
 def _holds_small_forms(device: torch.device) -> bool:

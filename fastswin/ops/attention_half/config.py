@@ -19,6 +19,10 @@ HEAD_DIMS = (16, 32, 64)
 #: operands that the tensor cores still read (wrong results, illegal accesses; H200).
 MIN_STAGES = 2
 
+#: Widest rows of :class:`HopperHeadsConfig`: at 768 channels a program fills a multiprocessor, and
+#: Swin-L became 3 % slower.
+MAX_HOPPER_CHANNELS = 512
+
 #: Shared memory of a program of :class:`HopperHeadsConfig` for its head's weights, ``192 C`` bytes,
 #: and 8 KiB a slot: 227 KiB less keys, values and a barrier.
 HOPPER_SHARED_BYTES = 218 * 1024
@@ -108,7 +112,9 @@ def hopper_heads_config(
     """
     tokens = window_size[0] * window_size[1]
     padded = any(side % window for side, window in zip(map_size, window_size, strict=True))
-    if C != 32 * num_heads or C % 64 or not 49 <= tokens <= MAX_TOKENS or padded:
+    if C != 32 * num_heads or C % 64 or C > MAX_HOPPER_CHANNELS:
+        return None
+    if padded or not 49 <= tokens <= MAX_TOKENS:
         return None
     slots = min(C // 64, (HOPPER_SHARED_BYTES - 192 * C) // 8192)
     able = slots >= 2 and C // 64 - slots <= (slots + 1) // 2

@@ -6,7 +6,6 @@ import torch
 import torch.nn.functional as F
 
 from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
-from fastswin.ops.linear.stats import check_row_stats
 
 MAX_CHANNELS = 8192
 
@@ -21,7 +20,6 @@ def norm_pool(
     *,
     eps: float = 1e-5,
     offset: torch.Tensor | None = None,
-    norm_stats: torch.Tensor | None = None,
     impl: Impl = "auto",
     pdl: bool = False,
 ) -> torch.Tensor:
@@ -32,8 +30,6 @@ def norm_pool(
         weight, bias: ``[C]`` of the LayerNorm.
         eps: added to the variance.
         offset: ``[C]`` added to every token first; None adds nothing.
-        norm_stats: fp32 ``[2, parts, B * H * W]`` of x's rows, which the product that wrote x has
-            left (``stats_out`` of ``ops.linear``); None computes them. Excludes ``offset``.
         impl: "auto", "triton" or "reference".
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes
             ``weight``, ``bias`` or ``offset``.
@@ -50,10 +46,6 @@ def norm_pool(
     for name, vector in (("weight", weight), ("bias", bias), ("offset", offset)):
         if vector is not None and tuple(vector.shape) != (C,):
             raise ValueError(f"{name} must be [{C}], got {tuple(vector.shape)}")
-    if norm_stats is not None:
-        if offset is not None:
-            raise ValueError("norm_stats excludes offset")
-        check_row_stats("norm_stats", norm_stats, x.shape[:3].numel(), C, x.dtype)
     chosen = choose_impl(
         impl,
         "norm_pool",
@@ -70,7 +62,7 @@ def norm_pool(
         return y.mean(dim=(1, 2)).to(x.dtype)
     from fastswin.ops.pool.forward import norm_pool_fwd
 
-    return norm_pool_fwd(x, weight, bias, eps, offset, pdl, norm_stats)
+    return norm_pool_fwd(x, weight, bias, eps, offset, pdl)
 
 
 def norm_pool_head(

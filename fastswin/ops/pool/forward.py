@@ -5,9 +5,6 @@
 The mean of an affine is the affine of the mean, so stage one sums normalised rows and stage two
 applies weight and bias. One program per image would leave most of the card idle at small batch
 (24 us at every batch when tried), so an image's tokens are spread over S programs.
-
-Where the product that wrote x has left its rows' statistics (ops/linear/stats.py) one stage does:
-each program sums the normalised tokens of 64 channels, and nobody needs a whole row.
 """
 
 from __future__ import annotations
@@ -19,7 +16,6 @@ import triton.language as tl
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
-from fastswin._triton.row_statistics import joined_stats
 from fastswin._triton.tiles import cdiv, next_power_of_2
 
 #: Elements of one tile of rows.
@@ -74,36 +70,6 @@ def _mean_affine_kernel(
     tl.store(out_ptr + image * C + channel, y.to(out_ptr.dtype.element_ty), mask=valid)
 
 
-@triton.jit
-def _pool_by_stats_kernel(
-    x_ptr, stats_ptr, weight_ptr, bias_ptr, out_ptr, T, rows, eps,
-    C: tl.constexpr, PARTS: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK_T: tl.constexpr,
-    PDL: tl.constexpr = False,
-):  # fmt: skip
-    """One program per (image, block of channels): all tokens of an image, by their statistics."""
-    launch_dependents(PDL)
-    image = tl.program_id(0).to(tl.int64)
-    channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
-    valid = channel < C
-    weight = tl.load(weight_ptr + channel, mask=valid, other=0.0).to(tl.float32)
-    bias = tl.load(bias_ptr + channel, mask=valid, other=0.0).to(tl.float32)
-    wait_for_previous(PDL)
-    total = tl.zeros([BLOCK_C], tl.float32)
-    for first in range(0, T, BLOCK_T):
-        token = first + tl.arange(0, BLOCK_T)
-        row = image * T + token
-        inside = token < T
-        x = tl.load(
-            x_ptr + row[:, None] * C + channel[None, :], mask=inside[:, None] & valid[None, :],
-            other=0.0,
-        )  # fmt: skip
-        mean, rstd = joined_stats(stats_ptr, row, inside, rows, eps, C, PARTS)
-        normed = (x.to(tl.float32) - mean[:, None]) * rstd[:, None]
-        total += tl.sum(tl.where(inside[:, None], normed, 0.0), 0)
-    y = total / T * weight + bias
-    tl.store(out_ptr + image * C + channel, y.to(out_ptr.dtype.element_ty), mask=valid)
-
-
 def norm_pool_fwd(
     x: torch.Tensor,
     weight: torch.Tensor,
@@ -111,7 +77,6 @@ def norm_pool_fwd(
     eps: float,
     offset: torch.Tensor | None,
     pdl: bool = False,
-    norm_stats: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch on ``x [B, H, W, C]``; see the public function."""
     x = x.contiguous()
@@ -120,19 +85,12 @@ def norm_pool_fwd(
     if out.numel() == 0:
         return out
     T = H * W
-    options = pdl_options(pdl, device_capability(x.device))
-    if norm_stats is not None:
-        with on_device(x.device):
-            on_grid(_pool_by_stats_kernel, (B, cdiv(C, 64)))(
-                x, norm_stats, weight, bias, out, T, B * T, eps, C=C, PARTS=norm_stats.shape[1],
-                BLOCK_C=64, BLOCK_T=64, num_warps=4, **options,
-            )  # fmt: skip
-        return out
     block_c = next_power_of_2(C)
     block_t = max(1, min(next_power_of_2(T), TILE_ELEMENTS // block_c))
     splits = cdiv(T, block_t)
     block_s = max(16, min(64, next_power_of_2(splits)))
     sums = torch.empty(B * splits, C, device=x.device, dtype=torch.float32)
+    options = pdl_options(pdl, device_capability(x.device))
     with on_device(x.device):
         on_grid(_norm_sum_kernel, (B * splits,))(
             x, x if offset is None else offset, sums, T, splits, eps,
