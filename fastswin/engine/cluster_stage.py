@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from fastswin.engine.small_batch import LayerTiles
 from fastswin.engine.stage_plan import StagePlan
-from fastswin.ops.attention_half.config import hopper_heads_config
+from fastswin.ops.attention_half.config import HopperHeadsConfig, hopper_heads_blocker
 from fastswin.ops.cluster_linear.config import (
     default_cluster_linear_config,
     default_post_norm_config,
@@ -114,9 +114,11 @@ def choose_clusters(
         launch.pop(layer, None)
     launch |= tiles
     if choice["attention"] == "fused":
-        heads = hopper_heads_config(C, num_heads, window_size, map_size)
-        if heads is not None:
-            launch["attention"] = heads
+        blocker = hopper_heads_blocker(C, num_heads, window_size, map_size)
+        if blocker is None:
+            launch["attention"] = HopperHeadsConfig()
+        else:
+            reasons["attention"] += f"; not Hopper's: {blocker}"
     for layer, word in (("qkv", "clusters"), ("proj", "fused"), ("mlp", "clusters")):
         if choice[layer] != "inside":
             choice[layer] = word

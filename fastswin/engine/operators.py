@@ -151,7 +151,7 @@ def packed_heads_attention(
 
             return hopper_heads_fwd(
                 x, weight, vectors, bias, head_scale, scale, num_heads, window_size, shift_size,
-                eps, config, pdl, norm_stats,
+                eps, pdl, norm_stats,
             )  # fmt: skip
         config = None
     from fastswin.ops.attention_half import heads

@@ -10,6 +10,7 @@ import torch
 from fastswin._triton.available import Impl
 from fastswin.engine.bind import BoundPlan, bind
 from fastswin.engine.calls import Call
+from fastswin.engine.cluster_stage import ClusterStages
 from fastswin.engine.forward import Forward
 from fastswin.engine.fused_attention import FusedAttention
 from fastswin.engine.plan import make_plan
@@ -89,11 +90,12 @@ class Plans:
         forward, ranges = self.forward, self._ranges
         # an attention half in one kernel is half precision, which only the mix "auto" may prefer
         fused: FusedAttention | None = None if ranges is None or self._mix == "auto" else {}
-        # a whole block would leave nothing to quantise
+        # a whole block would leave nothing to quantise, and 8-bit layers leave no statistics
         blocks: WholeBlocks | None = None if ranges is None else {}
+        clusters: ClusterStages | None = None if ranges is None else {}
         plan = make_plan(
             forward.config, batch, size, self._device, forward.precision, self._impl, self._table,
-            self._pdl, fused, blocks,
+            self._pdl, fused, blocks, clusters,
         )  # fmt: skip
         if ranges is not None:
             plan = quantize_plan(plan, forward.config, ranges, self._mix, forward.weights)

@@ -21,6 +21,7 @@ from fastswin.engine.prepare import prepare
 from fastswin.engine.whole_block import WHOLE_BLOCKS
 from fastswin.models import create_model
 from fastswin.models.variants import find_variant
+from fastswin.ops.swin_block import config as swin_block_config
 from fastswin.ops.swin_block.config import swin_block_blocker
 from fastswin.ops.swin_block.packing import PackedBlock
 from fastswin.ops.swin_block.reference import swin_block_ref
@@ -87,7 +88,7 @@ def test_full_precision_and_other_cards_take_separate_kernels(monkeypatch):
         ("cpu", (9, 0), False),
     ):  # fmt: skip
         monkeypatch.setattr("fastswin.engine.plan.device_capability", lambda _, c=capability: c)
-        monkeypatch.setattr("fastswin.ops.swin_block.config.interpreting", lambda: False)
+        monkeypatch.setattr(swin_block_config, "interpreting", lambda: False)
         monkeypatch.setattr(
             "fastswin.engine.plan.why_no_clusters",
             lambda _, c, kind=kind: why_no_clusters(kind, c),

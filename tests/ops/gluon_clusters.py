@@ -1,9 +1,10 @@
 """Clusters on a CPU: the programs of one are threads that write into each other's memory.
 
-Stand-ins for ops/swin_block/exchange.py. Each program has its own tail, kept as bytes where the
-kernel's addresses say, so a place that is written twice loses what it held. What is sent lands at
-once or, by chance, when its program next waits for bytes, in any order; a barrier counts it as it
-lands. What threads without a row would read is NaN.
+Stand-ins for _triton/cluster_memory.py and ops/swin_block/exchange.py. Each program has its own
+tail, kept as bytes where the kernel's addresses say, so a place that is written twice loses what it
+held. What is sent lands at once or, by chance, when its program next waits for bytes, in any order;
+a barrier counts it as it lands. What threads without a row would read is NaN. Without a tail a
+cluster is one program.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ class Program:
     def __init__(self, cluster: Cluster, rank: int, number: int, tail_bytes: int) -> None:
         self.cluster, self.rank, self.number = cluster, rank, number
         self.first = (END - tail_bytes + 127) // 128 * 128
-        self.memory = torch.full((END - self.first,), 255, dtype=torch.uint8)
+        self.memory = torch.full((max(END - self.first, 0),), 255, dtype=torch.uint8)
         self.barriers: dict[int, Barrier] = {}
         self.expected: dict[int, int] = {}
         self.lock = threading.Lock()
@@ -184,7 +185,7 @@ def receive_sums(address: Any, THREADS: int, LAYOUT: Any) -> torch.Tensor:
 
 def send_statistics(
     mean: torch.Tensor, deviations: torch.Tensor, address: Any, barrier: int, rank: Any,
-    row: torch.Tensor, ROWS: int,
+    row: torch.Tensor, ROWS: int, WARPS: int = 1,
 ) -> None:  # fmt: skip
     both = torch.stack((mean, deviations), 1)[row < ROWS]
     me().send(int(rank), [(int(address), both)], barrier)

@@ -177,8 +177,9 @@ def _scope(module: Any, program_id: Callable[[int], torch.Tensor], programs: int
         allocate_shared_memory=_allocate,
         NVMMASharedLayout=types.SimpleNamespace(get_default_for=lambda shape, dtype: None),
         SliceLayout=lambda axis, parent: None, NVMMADistributedLayout=_layout,
+        BlockedLayout=lambda *shape: None,
         DotOperandLayout=lambda operand, parent, width: None, to_tensor=bool,
-        warp_specialize=_specialize,
+        debug_barrier=lambda: None, warp_specialize=_specialize,
     )  # fmt: skip
     scope: dict[str, Any] = {
         "gl": language, "tl": language, "range": range, "gelu": _gelu,
@@ -214,12 +215,17 @@ def bound_source(
         stand_ins: for functions of the module that have no meaning outside the dialect.
     """
     scope = _scope(module, program_id, programs) | stand_ins
-    for name, function in vars(module).items():
-        body = getattr(function, "fn", None)
-        if body is not None and name not in scope:
-            scope[name] = types.FunctionType(
-                body.__code__, scope, name, body.__defaults__, body.__closure__
-            )
+    pending = [vars(module)]
+    while pending:
+        for name, value in pending.pop().items():
+            body = getattr(value, "fn", None)
+            if body is not None and name not in scope:
+                scope[name] = types.FunctionType(
+                    body.__code__, scope, name, body.__defaults__, body.__closure__
+                )
+                # what it uses of its own module, where it is another
+                pending.append({n: body.__globals__[n] for n in body.__code__.co_names
+                                if n in body.__globals__})  # fmt: skip
     return scope[kernel]
 
 

@@ -107,13 +107,20 @@ def test_norm_behind_the_product_by_the_statistics_of_the_one_before(parts, dtyp
         ({"weight_sums": None}, "norm_stats and weight_sums together"),
         ({"layer_norm_eps": None}, "norm_stats needs layer_norm_eps"),
         ({"offset": torch.zeros(32)}, "excludes offset"),
-        ({"config": None}, "norm_stats needs a OneShotConfig, got NoneType"),
+        (
+            {"config": None},
+            "norm_stats needs a OneShotConfig or a ClusterLinearConfig, got NoneType",
+        ),
         ({"norm_stats": torch.zeros(2, 3, 5)}, "equal parts of 32 columns, got \\(2, 3, 5\\)"),
         ({"norm_stats": torch.zeros(2, 2, 5).double()}, "norm_stats must be float32"),
-        ({"weight_sums": torch.zeros(32)}, r"weight_sums must be \[48\]"),
+        ({"weight_sums": torch.zeros(32)}, r"weight_sums must be contiguous float32 \[48\]"),
+        ({"weight_sums": torch.zeros(48, 2)[:, 0]}, "weight_sums must be contiguous"),
+        ({"weight_sums": torch.zeros(48).half()}, "weight_sums must be .*, got torch.float16"),
         ({"stats_out": torch.zeros(2, 2, 5)}, "block_n=32 to divide 48"),
     ],
-    ids=["sums", "eps", "offset", "config", "parts", "dtype", "length", "ragged"],
+    ids=[
+        "sums", "eps", "offset", "config", "parts", "dtype", "length", "strided", "half", "ragged",
+    ],
 )  # fmt: skip
 def test_statistics_that_do_not_fit_are_refused(change, words):
     made = {

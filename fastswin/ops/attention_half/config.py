@@ -19,13 +19,9 @@ HEAD_DIMS = (16, 32, 64)
 #: operands that the tensor cores still read (wrong results, illegal accesses; H200).
 MIN_STAGES = 2
 
-#: Widest rows of :class:`HopperHeadsConfig`: at 768 channels a program fills a multiprocessor, and
-#: Swin-L became 3 % slower.
+#: Widest rows of :class:`HopperHeadsConfig`: 768 channels fill a multiprocessor (192 bytes a
+#: channel of weights, 128 of rows), and Swin-L became 3 % slower.
 MAX_HOPPER_CHANNELS = 512
-
-#: Shared memory of a program of :class:`HopperHeadsConfig` for its head's weights, ``192 C`` bytes,
-#: and 8 KiB a slot: 227 KiB less keys, values and a barrier.
-HOPPER_SHARED_BYTES = 218 * 1024
 
 #: Widest rows that a program of :class:`WholeWindowConfig` accumulates: 64 x 192 fp32 sums take
 #: 96 registers a thread, of 256 channels 744 bytes are spilled on Hopper.
@@ -66,14 +62,7 @@ class WholeWindowConfig:
 
 @dataclasses.dataclass(frozen=True)
 class HopperHeadsConfig:
-    """Launch options of the form by heads on compute capability 9.0 (hopper_heads.py).
-
-    Attributes:
-        slots: tiles of 64 channels of a window's rows in shared memory; fewer than a row has are
-            filled again, at most half of them.
-    """
-
-    slots: int
+    """The form by heads of compute capability 9.0 (hopper_heads.py); it has no tiles to choose."""
 
 
 AttentionHalfConfig = HeadsConfig | WholeWindowConfig
@@ -101,24 +90,27 @@ def default_heads_config(C: int, capability: tuple[int, int]) -> HeadsConfig:
     return HeadsConfig(block_k)
 
 
-def hopper_heads_config(
+def hopper_heads_blocker(
     C: int, num_heads: int, window_size: tuple[int, int], map_size: tuple[int, int]
-) -> HopperHeadsConfig | None:
-    """As many slots as a row has tiles, or as fit; None where the kernel takes no such half.
+) -> str | None:
+    """Reason why the kernel of :class:`HopperHeadsConfig` takes no such half; None where it does.
 
     Args:
         C, num_heads: channels and heads of the stage.
         window_size, map_size: in tokens.
     """
     tokens = window_size[0] * window_size[1]
-    padded = any(side % window for side, window in zip(map_size, window_size, strict=True))
-    if C != 32 * num_heads or C % 64 or C > MAX_HOPPER_CHANNELS:
-        return None
-    if padded or not 49 <= tokens <= MAX_TOKENS:
-        return None
-    slots = min(C // 64, (HOPPER_SHARED_BYTES - 192 * C) // 8192)
-    able = slots >= 2 and C // 64 - slots <= (slots + 1) // 2
-    return HopperHeadsConfig(slots) if able and map_size[0] * map_size[1] * C < 2**31 else None
+    if C != 32 * num_heads or C % 64:
+        return f"an even number of heads of 32 channels is needed, not {num_heads} in {C}"
+    if C > MAX_HOPPER_CHANNELS:
+        return f"{C} channels exceed {MAX_HOPPER_CHANNELS}"
+    if not 49 <= tokens <= MAX_TOKENS:
+        return f"windows of 49 to {MAX_TOKENS} tokens are needed, not {tokens}"
+    if any(side % window for side, window in zip(map_size, window_size, strict=True)):
+        return f"a map of {map_size} is no multiple of a window of {window_size}"
+    if map_size[0] * map_size[1] * C >= 2**31:
+        return "tokens of one image are addressed in 32 bits"
+    return None
 
 
 def default_whole_window_config(C: int, capability: tuple[int, int]) -> WholeWindowConfig:

@@ -33,7 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from fastswin._triton.gluon_tiles import accumulator, buffers
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
 from fastswin._triton.row_statistics import joined_stats
-from fastswin.ops.swin_block.kernel import HEAD, _attend, _row
+from fastswin.ops.window_attention.hopper_tile import HEAD, attend, vector_row
 from fastswin.ops.window_attention.tile import locate_window, token_rows
 
 #: Channels of a step: 128 bytes of a row.
@@ -48,10 +48,9 @@ def _copies():
 
 @gluon.jit
 def _fetch(x_ptr, live, tiles, FIRST: gl.constexpr, AFTER: gl.constexpr):
-    """Steps of rows into their slots, one group of copies."""
+    """Steps of rows into their tiles, one group of copies."""
     for step in gl.static_range(FIRST, AFTER):
-        tile = tiles.index(step % tiles.shape[0])
-        async_copy.async_copy_global_to_shared(tile, x_ptr + step * STEP, mask=live)
+        async_copy.async_copy_global_to_shared(tiles.index(step), x_ptr + step * STEP, mask=live)
     async_copy.commit_group()
 
 
@@ -78,7 +77,7 @@ def _hopper_heads_kernel(
     eps, H, W, windows_per_col, windows_per_row, tokens,
     C: gl.constexpr, NH: gl.constexpr, N: gl.constexpr, WH: gl.constexpr, WW: gl.constexpr,
     SH: gl.constexpr, SW: gl.constexpr, COSINE: gl.constexpr, PARTS: gl.constexpr,
-    SLOTS: gl.constexpr, PDL: gl.constexpr,
+    PDL: gl.constexpr,
 ):  # fmt: skip
     """Program ``window * NH + head``; without PARTS rows are taken as they are."""
     launch_dependents(PDL)
@@ -88,7 +87,7 @@ def _hopper_heads_kernel(
     first = gl.program_id(0) % NH * HEAD
     weights = buffers(weight_desc, 3 * STEPS)
     square: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, STEP], dtype)
-    x_tiles = gl.allocate_shared_memory(dtype, [SLOTS, 64, STEP], square)
+    x_tiles = gl.allocate_shared_memory(dtype, [STEPS, 64, STEP], square)
     keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD], dtype)
     k_buffer = gl.allocate_shared_memory(dtype, [64, HEAD], keys)
     v_buffer = gl.allocate_shared_memory(dtype, [64, HEAD], keys)
@@ -120,14 +119,20 @@ def _hopper_heads_kernel(
     table = gl.load(table_ptr + query[:, None] * 64 + key[None, :])
     if COSINE:
         scale = gl.load(head_scale_ptr + first // HEAD)
-    q_vectors = (_row(vectors_ptr, first, HEAD), _row(vectors_ptr, 3 * C + first, HEAD))
-    k_vectors = (_row(vectors_ptr, C + first, HEAD), _row(vectors_ptr, 4 * C + first, HEAD))
-    v_vectors = (_row(vectors_ptr, 2 * C + first, HEAD), _row(vectors_ptr, 5 * C + first, HEAD))
+    q_vectors = (vector_row(vectors_ptr, first, HEAD), vector_row(vectors_ptr, 3 * C + first, HEAD))
+    k_vectors = (
+        vector_row(vectors_ptr, C + first, HEAD),
+        vector_row(vectors_ptr, 4 * C + first, HEAD),
+    )
+    v_vectors = (
+        vector_row(vectors_ptr, 2 * C + first, HEAD),
+        vector_row(vectors_ptr, 5 * C + first, HEAD),
+    )
     wait_for_previous(PDL)
 
-    HALF: gl.constexpr = (SLOTS + 1) // 2
+    HALF: gl.constexpr = (STEPS + 1) // 2
     _fetch(x_ptr, inside, x_tiles, 0, HALF)
-    _fetch(x_ptr, inside, x_tiles, HALF, SLOTS)
+    _fetch(x_ptr, inside, x_tiles, HALF, STEPS)
     mean = gl.zeros_like(row).to(gl.float32)
     rstd = mean
     if PARTS > 0:
@@ -142,22 +147,16 @@ def _hopper_heads_kernel(
         if step == 0:
             _wait_copies(1)
         elif step == HALF:
-            _wait_copies(1 if SLOTS < STEPS else 0)
-        elif step == SLOTS:
             _wait_copies(0)
-        x = x_tiles.index(step % SLOTS)
+        x = x_tiles.index(step)
         q = warpgroup_mma(x, weights.index(3 * step).permute((1, 0)), q, is_async=True)
         k = warpgroup_mma(x, weights.index(3 * step + 1).permute((1, 0)), k, is_async=True)
         v = warpgroup_mma(x, weights.index(3 * step + 2).permute((1, 0)), v, is_async=True)
-        if step == HALF - 1 and SLOTS < STEPS:
-            q, k, v = warpgroup_mma_wait(0, deps=(q, k, v))
-            tl.debug_barrier()  # all warps have read the first half's slots
-            _fetch(x_ptr, inside, x_tiles, SLOTS, STEPS)
     q, k, v = warpgroup_mma_wait(0, deps=(q, k, v))
     q = _projected(q, q_vectors, mean, rstd, PARTS > 0)
     k = _projected(k, k_vectors, mean, rstd, PARTS > 0)
     v = _projected(v, v_vectors, mean, rstd, PARTS > 0)
-    o = _attend(q, k, v, k_buffer, v_buffer, table.to(gl.float32), scale, dtype, N, COSINE)
+    o = attend(q, k, v, k_buffer, v_buffer, table.to(gl.float32), scale, dtype, N, COSINE)
     column = first + gl.arange(0, HEAD, gl.SliceLayout(0, acc))
     out_ptr += image * H * W * C + (place * C)[:, None] + column[None, :]
     gl.store(out_ptr, o.to(dtype), mask=live[:, None])

@@ -1,11 +1,10 @@
-"""Launcher of the form by heads on Hopper; what it needs is in config.py (hopper_heads_config)."""
+"""Launcher of the form by heads on Hopper; what it needs is in config.py (hopper_heads_blocker)."""
 
 from __future__ import annotations
 
 import torch
 
 from fastswin._triton.launch import launch
-from fastswin.ops.attention_half.config import HopperHeadsConfig
 from fastswin.ops.hopper_gemm.launch import CAPABILITY, describe
 from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.ops.window_attention.launch import check_grid
@@ -25,7 +24,6 @@ def hopper_heads_fwd(
     window_size: Pair,
     shift_size: Pair,
     eps: float | None,
-    config: HopperHeadsConfig,
     pdl: bool = False,
     norm_stats: torch.Tensor | None = None,
 ) -> torch.Tensor:
@@ -52,6 +50,6 @@ def hopper_heads_fwd(
         C=C, NH=num_heads, N=window_size[0] * window_size[1], WH=window_size[0],
         WW=window_size[1], SH=shift_size[0], SW=shift_size[1], COSINE=head_scale is not None,
         PARTS=norm_stats.shape[1] if normed and norm_stats is not None else 0,
-        SLOTS=config.slots, num_warps=4, **pdl_options(pdl, CAPABILITY),
+        num_warps=4, **pdl_options(pdl, CAPABILITY),
     )  # fmt: skip
     return out

@@ -11,8 +11,8 @@ from fastswin.ops.cluster_linear.config import (
     config_blocker,
     default_post_norm_config,
     why_no_cluster_linear,
+    why_not_aligned,
 )
-from fastswin.ops.hopper_gemm.config import COPY_BYTES
 
 
 def linear_post_norm(
@@ -88,7 +88,8 @@ def linear_post_norm(
     if out is None:
         out = x.new_empty(shape)
     cluster_linear_fwd(
-        x.contiguous().view(M, K), weight.contiguous(), bias, None, eps,
+        x.contiguous().view(M, K), weight.contiguous(),
+        None if bias is None else bias.contiguous(), None, eps,
         residual.contiguous().view(M, N), out.view(M, N), tiles, pdl,
         post_norm=(norm_weight.contiguous(), norm_bias.contiguous()),
     )  # fmt: skip
@@ -102,6 +103,4 @@ def _why_not_operands(
         return f"weight is {weight.dtype}, residual {residual.dtype}, x is {x.dtype}"
     if out is not None and (out.dtype != x.dtype or not out.is_contiguous()):
         return "out is not contiguous in x's dtype"
-    if any(t is not None and t.data_ptr() % COPY_BYTES for t in (x, weight, out)):
-        return f"operands of the copy engine lie at multiples of {COPY_BYTES} bytes"
-    return None
+    return why_not_aligned(x, weight, out)

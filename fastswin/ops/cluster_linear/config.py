@@ -18,6 +18,7 @@ import torch
 from fastswin._triton.available import interpreting, why_no_gluon
 from fastswin._triton.device import device_capability
 from fastswin._triton.tiles import cdiv
+from fastswin.ops.hopper_gemm.config import COPY_BYTES
 
 #: Channels of K in one step: a row of shared memory that is swizzled whole, in half precision.
 BLOCK_K = 64
@@ -197,6 +198,13 @@ def why_no_cluster_linear(device: torch.device, dtype: torch.dtype) -> str | Non
         found = device_capability(device)
         return f"the kernel is written for compute capability 9.0, this is {found}"
     return gluon_blocker()
+
+
+def why_not_aligned(*tensors: torch.Tensor | None) -> str | None:
+    """Reason why the copy engine cannot read operands as they are; those to be copied can."""
+    if any(t is not None and t.is_contiguous() and t.data_ptr() % COPY_BYTES for t in tensors):
+        return f"operands of the copy engine lie at multiples of {COPY_BYTES} bytes"
+    return None
 
 
 def gluon_blocker() -> str | None:

@@ -56,7 +56,7 @@ def cluster_linear_fwd(
         "WRITE_STATS": stats_out is not None, "POST_NORM": post_norm is not None, "TAIL": tail,
         "num_warps": config.block_m // 16, **pdl_options(pdl, CAPABILITY),
     }  # fmt: skip
-    if size == 1:
+    if tail == 0:
         launch(_cluster_linear_kernel, tiles, *arguments, **constants)
     else:
         clusters = tiles * config.splits // size

@@ -17,10 +17,10 @@ from fastswin._triton.available import (
 from fastswin.ops.cluster_linear.config import (
     ClusterLinearConfig,
     why_no_cluster_linear,
+    why_not_aligned,
 )
 from fastswin.ops.cluster_linear.config import config_blocker as cluster_blocker
 from fastswin.ops.hopper_gemm.config import (
-    COPY_BYTES,
     HopperGemmConfig,
     config_blocker,
     why_no_hopper_gemm,
@@ -230,9 +230,7 @@ def _why_not_cluster(
     if eps is not None and norm_stats is None:
         return "a product in clusters normalises rows whose statistics are given (norm_stats)"
     N, K = weight.shape
-    if any(t is not None and t.data_ptr() % COPY_BYTES for t in (x, weight, out)):
-        return f"operands of the copy engine lie at multiples of {COPY_BYTES} bytes"
-    blocker = why_no_cluster_linear(x.device, x.dtype)
+    blocker = why_not_aligned(x, weight, out) or why_no_cluster_linear(x.device, x.dtype)
     return blocker or cluster_blocker(config, x.shape[:-1].numel(), N, K)
 
 

@@ -46,8 +46,14 @@ def check_stats(
                 raise ValueError(f"stats_out needs block_n={config.block_n} to divide {N} columns")
             parts = N // config.block_n
         check_row_stats(name, stats, rows, width, x.dtype, parts)
-    if weight_sums is not None and tuple(weight_sums.shape) != (N,):
-        raise ValueError(f"weight_sums must be [{N}], got {tuple(weight_sums.shape)}")
+    if weight_sums is not None:
+        wide = torch.promote_types(x.dtype, torch.float32)
+        whole = weight_sums.is_contiguous() and weight_sums.dtype == wide
+        if tuple(weight_sums.shape) != (N,) or not whole:
+            raise ValueError(
+                f"weight_sums must be contiguous float32 [{N}], got {weight_sums.dtype} "
+                f"{tuple(weight_sums.shape)}"
+            )
 
 
 def check_row_stats(

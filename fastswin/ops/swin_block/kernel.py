@@ -52,28 +52,15 @@ from fastswin.ops.swin_block.exchange import (
     send_piece,
     send_sums,
 )
+from fastswin.ops.window_attention.hopper_tile import HEAD, attend, operand, vector_row
 from fastswin.ops.window_attention.tile import locate_window, token_rows
 
-#: Columns of a head, of a piece and of the stream that a program owns; hidden units of a program.
-HEAD = gl.constexpr(32)
+#: Hidden units of a program.
 HIDDEN = gl.constexpr(128)
 HALF = gl.constexpr(64)
 
 #: Bytes of one program's row statistics.
 STATISTICS = gl.constexpr(512)
-
-
-@gluon.constexpr_function
-def _operand(COLUMNS):
-    """Layout of a first operand of so many columns, thread by thread that of the product."""
-    return gl.DotOperandLayout(0, accumulator(COLUMNS), 2)
-
-
-@gluon.jit
-def _row(ptr, first, COLUMNS: gl.constexpr):
-    """``COLUMNS`` values of an fp32 vector as a row of a product's tile."""
-    at = gl.arange(0, COLUMNS, gl.SliceLayout(0, accumulator(COLUMNS)))
-    return gl.load(ptr + first + at)[None, :]
 
 
 @gluon.jit
@@ -105,14 +92,8 @@ def _normalized(piece, mean, rstd, NORMALIZE: gl.constexpr):
     if NORMALIZE:
         wide = gl.convert_layout(piece, accumulator(HEAD), assert_trivial=True).to(gl.float32)
         wide = (wide - mean[:, None]) * rstd[:, None]
-        piece = gl.convert_layout(wide.to(piece.dtype), _operand(HEAD), assert_trivial=True)
+        piece = gl.convert_layout(wide.to(piece.dtype), operand(HEAD), assert_trivial=True)
     return piece
-
-
-@gluon.jit
-def _inverse_norm(x):
-    """``1 / max(||x||, 1e-12)`` of each row."""
-    return 1.0 / gl.maximum(gl.sqrt(gl.sum(x * x, 1)), 1e-12)
 
 
 @gluon.jit
@@ -150,41 +131,9 @@ def _row_statistics(pieces, eps, P: gl.constexpr):
 
 
 @gluon.jit
-def _attend(
-    q, k, v, k_buffer, v_buffer, table, scale, dtype: gl.constexpr, N: gl.constexpr,
-    COSINE: gl.constexpr,
-):  # fmt: skip
-    """Softmax attention of one head, ``[64, 32]``; keys behind the window have no weight."""
-    scores: gl.constexpr = accumulator(64)
-    rows: gl.constexpr = gl.SliceLayout(1, accumulator(HEAD))
-    if COSINE:
-        q = q * _inverse_norm(q)[:, None]
-        k = k * _inverse_norm(k)[:, None]
-    if N < 64:
-        live = (gl.arange(0, 64, rows) < N)[:, None]
-        k = gl.where(live, k, 0.0)
-        v = gl.where(live, v, 0.0)
-    k_buffer.store(k.to(dtype))
-    v_buffer.store(v.to(dtype))
-    q = gl.convert_layout(q.to(dtype), _operand(HEAD), assert_trivial=True)
-    fence_async_shared()
-    s = gl.zeros([64, 64], gl.float32, scores)
-    s = warpgroup_mma(q, k_buffer.permute((1, 0)), s, is_async=True)
-    s = warpgroup_mma_wait(0, deps=(s,))
-    s = s * scale + table
-    p = gl.exp2(s - gl.max(s, 1)[:, None])
-    total = gl.convert_layout(gl.sum(p, 1), rows, assert_trivial=True)
-    p = gl.convert_layout(p.to(dtype), _operand(64), assert_trivial=True)
-    o = gl.zeros([64, HEAD], gl.float32, accumulator(HEAD))
-    o = warpgroup_mma(p, v_buffer, o, is_async=True)
-    o = warpgroup_mma_wait(0, deps=(o,))
-    return o / total[:, None]
-
-
-@gluon.jit
 def _send_rows(x, to_address, barrier, rank, P: gl.constexpr, THREADS: gl.constexpr):
     """A program's columns to all of its cluster, beginning with itself."""
-    piece = gl.convert_layout(x, _operand(HEAD), assert_trivial=True)
+    piece = gl.convert_layout(x, operand(HEAD), assert_trivial=True)
     for r in gl.static_range(P):
         send_piece(piece, to_address + rank * (32 * THREADS), barrier, (rank + r) % P, THREADS)
 
@@ -289,9 +238,9 @@ def _swin_block_kernel(
     table = gl.load(table_ptr + (kind * P + head) * 4096 + query[:, None] * 64 + key[None, :])
     if V2:
         scale = gl.load(head_scale_ptr + head)
-    q_bias = _row(qkv_bias_ptr, own, HEAD)
-    k_bias = _row(qkv_bias_ptr, C + own, HEAD)
-    v_bias = _row(qkv_bias_ptr, 2 * C + own, HEAD)
+    q_bias = vector_row(qkv_bias_ptr, own, HEAD)
+    k_bias = vector_row(qkv_bias_ptr, C + own, HEAD)
+    v_bias = vector_row(qkv_bias_ptr, 2 * C + own, HEAD)
     cluster_wait()
     wait_for_previous(PDL)
 
@@ -308,23 +257,23 @@ def _swin_block_kernel(
     k = gl.zeros([64, HEAD], gl.float32, acc) + k_bias
     v = gl.zeros([64, HEAD], gl.float32, acc) + v_bias
     for r in gl.static_range(P):
-        piece = gl.convert_layout(pieces[r], _operand(HEAD), assert_trivial=True)
+        piece = gl.convert_layout(pieces[r], operand(HEAD), assert_trivial=True)
         piece = _normalized(piece, mean, rstd, not V2)
         q = warpgroup_mma(piece, heads_weight.index(4 * r).permute((1, 0)), q, is_async=True)
         k = warpgroup_mma(piece, heads_weight.index(4 * r + 1).permute((1, 0)), k, is_async=True)
         v = warpgroup_mma(piece, heads_weight.index(4 * r + 2).permute((1, 0)), v, is_async=True)
     q, k, v = warpgroup_mma_wait(0, deps=(q, k, v))
-    o = _attend(q, k, v, k_buffer, v_buffer, table.to(gl.float32), scale, dtype, N, V2)
+    o = attend(q, k, v, k_buffer, v_buffer, table.to(gl.float32), scale, dtype, N, V2)
     _send_rows(o.to(dtype), rows1, barriers, head, P, THREADS)
 
-    y = gl.zeros([64, HEAD], gl.float32, acc) + _row(proj_bias_ptr, own, HEAD)
+    y = gl.zeros([64, HEAD], gl.float32, acc) + vector_row(proj_bias_ptr, own, HEAD)
     x = gl.load(x_ptr + place + own, mask=live, other=0.0).to(gl.float32)
     if V2:
-        norm_weight = _row(norm1_weight_ptr, own, HEAD)
-        norm_bias = _row(norm1_bias_ptr, own, HEAD)
+        norm_weight = vector_row(norm1_weight_ptr, own, HEAD)
+        norm_bias = vector_row(norm1_bias_ptr, own, HEAD)
     wait_bytes(barriers)
     for r in gl.static_range(P):
-        piece = receive_piece(rows1 + r * (32 * THREADS), dtype, THREADS, _operand(HEAD))
+        piece = receive_piece(rows1 + r * (32 * THREADS), dtype, THREADS, operand(HEAD))
         y = warpgroup_mma(piece, heads_weight.index(4 * r + 3).permute((1, 0)), y, is_async=True)
     y = warpgroup_mma_wait(0, deps=(y,))
     if V2:
@@ -338,16 +287,16 @@ def _swin_block_kernel(
         mean, deviations = _statistics(rounded.to(gl.float32))
         _send_statistics(mean, deviations, statistics2, barriers + 8, row, head, P, N)
 
-    bias1 = _row(fc1_bias_ptr, head * HIDDEN, HALF)
-    bias2 = _row(fc1_bias_ptr, head * HIDDEN + HALF, HALF)
+    bias1 = vector_row(fc1_bias_ptr, head * HIDDEN, HALF)
+    bias2 = vector_row(fc1_bias_ptr, head * HIDDEN + HALF, HALF)
     mbarrier.wait(ready.index(1), 0)
     wait_bytes(barriers + 8)
     if not V2:
         mean, rstd = _joined_statistics(statistics2, row, eps, P)
-    piece = receive_piece(rows2, dtype, THREADS, _operand(HEAD))
+    piece = receive_piece(rows2, dtype, THREADS, operand(HEAD))
     pieces = (_normalized(piece, mean, rstd, not V2),)
     for r in gl.static_range(1, P):
-        piece = receive_piece(rows2 + r * (32 * THREADS), dtype, THREADS, _operand(HEAD))
+        piece = receive_piece(rows2 + r * (32 * THREADS), dtype, THREADS, operand(HEAD))
         pieces = pieces + (_normalized(piece, mean, rstd, not V2),)  # noqa: RUF005
     h1 = _hidden(pieces, fc1_weight, bias1, 0, P)
     h2 = _hidden(pieces, fc1_weight, bias2, 1, P)
@@ -355,16 +304,16 @@ def _swin_block_kernel(
     sums = (gl.zeros([64, HEAD], gl.float32, acc),)
     for _ in gl.static_range(1, P):
         sums = sums + (gl.zeros([64, HEAD], gl.float32, acc),)  # noqa: RUF005
-    y = gl.zeros([64, HEAD], gl.float32, acc) + _row(fc2_bias_ptr, own, HEAD)
+    y = gl.zeros([64, HEAD], gl.float32, acc) + vector_row(fc2_bias_ptr, own, HEAD)
     if V2:
-        norm_weight = _row(norm2_weight_ptr, own, HEAD)
-        norm_bias = _row(norm2_bias_ptr, own, HEAD)
+        norm_weight = vector_row(norm2_weight_ptr, own, HEAD)
+        norm_bias = vector_row(norm2_bias_ptr, own, HEAD)
     mbarrier.wait(ready.index(2), 0)
     h1, h2 = warpgroup_mma_wait(P, deps=(h1, h2))
-    h = gl.convert_layout(gelu(h1).to(dtype), _operand(HALF), assert_trivial=True)
+    h = gl.convert_layout(gelu(h1).to(dtype), operand(HALF), assert_trivial=True)
     h2 = warpgroup_mma_wait(0, deps=(h2,))
     sums = _add_sums(sums, h, fc2_weight, head, 0, P)
-    h = gl.convert_layout(gelu(h2).to(dtype), _operand(HALF), assert_trivial=True)
+    h = gl.convert_layout(gelu(h2).to(dtype), operand(HALF), assert_trivial=True)
     sums = _add_sums(sums, h, fc2_weight, head, 1, P)
     cluster_wait()
     sums = warpgroup_mma_wait(0, deps=sums)

@@ -14,7 +14,7 @@ from unittest import mock
 
 import torch
 
-from fastswin.ops.attention_half import heads, whole
+from fastswin.ops.attention_half import heads, hopper_launch, whole
 from fastswin.testing.aot import compile_launch, record_launches
 
 #: Multiprocessors of a card of each generation: A100, RTX 3090, L4, H100.
@@ -25,7 +25,13 @@ SELECTED = {
     80: (("heads", 1, 96, 3, 56),),
     86: (("window", 1, 128, 4, 56),),
     89: (("window", 2, 96, 3, 64),),
-    90: (("heads", 1, 512, 16, 14), ("window", 1, 192, 6, 28), ("window", 2, 96, 3, 64)),
+    90: (
+        ("heads", 1, 512, 16, 14),
+        ("window", 1, 192, 6, 28),
+        ("window", 2, 96, 3, 64),
+        ("hopper", 1, 512, 16, 14),
+        ("hopper", 2, 384, 12, 16),
+    ),
 }
 
 
@@ -42,6 +48,12 @@ def launch(form: str, version: int, C: int, nH: int, side: int) -> None:
     bias = empty(1 if side == 7 else 4, nH, 64, 64, dtype=torch.float32 if v2 else half)
     head_scale, offset = (empty(nH), None) if v2 else (None, empty(C))
     shared = (head_scale, empty(3 * C, dtype=half))
+    if form == "hopper":
+        eps, stats = (None, None) if v2 else (1e-5, empty(2, C // 64, side * side))
+        hopper_launch.hopper_heads_fwd(
+            x, weight, empty(3, 3 * C), bias, head_scale, 0.2, nH, window, shift, eps, True, stats
+        )
+        return
     if form == "heads":
         heads.heads_attention_fwd(
             x, weight, empty(3, 3 * C), offset, bias, *shared, 0.2, nH, window, shift,

@@ -21,7 +21,7 @@ KERNELS = {
     80: {"_heads_kernel"},
     86: {"_whole_window_kernel"},
     89: {"_whole_window_kernel"},
-    90: {"_heads_kernel", "_whole_window_kernel"},
+    90: {"_heads_kernel", "_whole_window_kernel", "_hopper_heads_kernel"},
 }
 
 

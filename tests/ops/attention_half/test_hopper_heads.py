@@ -1,0 +1,153 @@
+"""The Hopper form by heads on a CPU: its own source, program by program, and who may take it."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from gluon_threads import Descriptor, Pointer, run_source
+from hopper_heads_cases import EPS, make_problem
+
+from fastswin.engine.operators import packed_heads_attention
+from fastswin.ops.attention_half import heads, hopper_heads, hopper_launch
+from fastswin.ops.attention_half.config import (
+    HeadsConfig,
+    HopperHeadsConfig,
+    hopper_heads_blocker,
+)
+from fastswin.ops.window_attention.packing import LOG2_E
+from fastswin.testing.tolerance import assert_close_to_oracle
+
+
+class Copies:
+    """Copies of 16 bytes a thread: what is asked for lands when its group is waited for."""
+
+    def __init__(self) -> None:
+        self.groups: list[list] = [[]]
+
+    def async_copy_global_to_shared(self, tile, pointer, mask):
+        assert tile.data.shape == pointer.offset.shape
+        self.groups[-1].append((tile, pointer, mask.expand_as(pointer.offset)))
+
+    def commit_group(self):
+        self.groups.append([])
+
+    def wait_group(self, behind):
+        assert not self.groups[-1], "copies of no group"
+        while len(self.groups) > behind + 1:
+            for tile, pointer, mask in self.groups.pop(0):
+                tile.data[mask] = pointer.base[pointer.offset[mask]]
+
+
+def run_on_cpu(problem, **stand_ins):
+    """What the kernel writes into NaN; rows that no window has stay NaN in shared memory."""
+    x, weight, vectors, table, head_scale, scale, num_heads, window, shift, eps = problem.packed()
+    stats = problem.statistics()
+    B, H, W, C = x.shape
+    per_col, per_row = H // window[0], W // window[1]
+    out = torch.full_like(x, float("nan"))
+
+    def pointer(tensor):
+        return Pointer((vectors if tensor is None else tensor).reshape(-1))
+
+    out_pointer = Pointer(out.view(-1))
+    arguments = (
+        pointer(x), Descriptor(weight, [32, 64]), pointer(vectors), pointer(table),
+        pointer(head_scale), out_pointer, pointer(stats), scale * LOG2_E, eps or 0.0, H, W,
+        per_col, per_row, B * H * W,
+    )  # fmt: skip
+    constants = {
+        "C": C, "NH": num_heads, "N": window[0] * window[1], "WH": window[0], "WW": window[1],
+        "SH": shift[0], "SW": shift[1], "COSINE": head_scale is not None,
+        "PARTS": 0 if stats is None else stats.shape[1], "PDL": False,
+    }  # fmt: skip
+    run_source(
+        hopper_heads, "_hopper_heads_kernel", B * per_col * per_row * num_heads, arguments,
+        constants, **{"async_copy": Copies()} | stand_ins,
+    )  # fmt: skip
+    return out
+
+
+def check(problem, out):
+    assert_close_to_oracle(
+        out, problem.reference(torch.float16), problem.reference(torch.float64), torch.float16
+    )
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"heads": 4, "parts": 2, "batch": 2},
+        {"heads": 6, "parts": 6, "windows": (1, 2), "shift": (0, 0)},
+        {"heads": 10, "parts": 5, "windows": (2, 1)},
+        {"version": 2, "window": (8, 8), "shift": (4, 4)},
+        {"version": 2, "heads": 4, "window": (7, 8), "shift": (3, 0), "windows": (2, 3)},
+        {"window": (5, 10), "shift": (0, 5), "parts": 2},
+        {"window": (4, 16), "shift": (2, 8), "windows": (1, 2)},
+        {"parts": 2, "offset": 60.0},
+    ],
+    ids=str,
+)
+def test_source_on_a_cpu(settings):
+    problem = make_problem(**settings)
+    check(problem, run_on_cpu(problem))
+
+
+def test_rows_that_are_read_before_they_are_there_would_show():
+    """Waiting for one group less leaves the second half of the channels as it was."""
+    problem = make_problem(heads=4, parts=2)
+
+    class Hasty(Copies):
+        def wait_group(self, behind):
+            super().wait_group(1)
+
+    assert run_on_cpu(problem, async_copy=Hasty()).isnan().any()
+
+
+def test_statistics_of_other_rows_would_show():
+    problem = make_problem(heads=2, parts=1)
+    right = problem.statistics
+    problem.statistics = lambda: right().roll(1, 2)
+    with pytest.raises(AssertionError):
+        check(problem, run_on_cpu(problem))
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        ({"num_heads": 3, "C": 96}, "an even number of heads of 32 channels .* not 3 in 96"),
+        ({"num_heads": 8}, "not 8 in 128"),
+        ({"num_heads": 24, "C": 768}, "768 channels exceed 512"),
+        ({"window_size": (6, 8)}, "49 to 64 tokens are needed, not 48"),
+        ({"window_size": (13, 5)}, "not 65"),
+        ({"map_size": (14, 15)}, r"a map of \(14, 15\) is no multiple of a window of \(7, 7\)"),
+        ({"map_size": (28672, 28672)}, "32 bits"),
+    ],
+    ids=lambda value: "-".join(value) if isinstance(value, dict) else "",
+)  # fmt: skip
+def test_halves_that_it_does_not_take(changed, words):
+    half = {"C": 128, "num_heads": 4, "window_size": (7, 7), "map_size": (14, 14)}
+    assert hopper_heads_blocker(**half) is None
+    reason = hopper_heads_blocker(**half | changed)
+    assert reason is not None
+    with pytest.raises(ValueError, match=words):
+        raise ValueError(reason)
+
+
+def test_engine_falls_back_where_statistics_are_missing(monkeypatch):
+    """V1 without statistics computes them: Triton's form. With them, and V2, Hopper's."""
+    taken = []
+
+    def note(form):
+        return lambda *args, **kwargs: taken.append((form, kwargs.get("config")))
+
+    monkeypatch.setattr(hopper_launch, "hopper_heads_fwd", note("hopper"))
+    monkeypatch.setattr(heads, "heads_attention_fwd", note("triton"))
+    packed = (None,) * 7 + (1.0, 2, (7, 7), (0, 0))  # x to pad_qkv, then what is no tensor
+    for eps, stats, config in (
+        (EPS, None, HopperHeadsConfig()), (EPS, torch.zeros(1), HopperHeadsConfig()),
+        (None, None, HopperHeadsConfig()), (EPS, torch.zeros(1), HeadsConfig(64)),
+    ):  # fmt: skip
+        packed_heads_attention(*packed, eps, config, norm_stats=stats)
+    assert taken == [
+        ("triton", None), ("hopper", None), ("hopper", None), ("triton", HeadsConfig(64)),
+    ]  # fmt: skip

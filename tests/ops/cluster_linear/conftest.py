@@ -1,0 +1,54 @@
+"""The product's kernel through its launcher, a cluster's programs as threads."""
+
+from __future__ import annotations
+
+import functools
+
+import pytest
+from cluster_linear_threads import STEPS
+from gluon_clusters import run_clusters
+from gluon_memory import Descriptor
+
+from fastswin.ops.cluster_linear import launch
+from fastswin.ops.cluster_linear.config import config_blocker
+
+
+@pytest.fixture
+def run(monkeypatch):
+    """The kernel's result; ``stand_ins`` take the place of its functions."""
+
+    def launched(stand_ins, kernel, clusters, size, tail, *arguments, num_warps, **constants):
+        from fastswin.ops.cluster_linear import kernel as module
+
+        assert kernel is module._cluster_linear_kernel
+        assert num_warps == constants["BLOCK_M"] // 16
+        run_clusters(
+            module, kernel.__name__, clusters, size, tail, arguments, constants,
+            **STEPS | stand_ins,
+        )  # fmt: skip
+
+    def run(made, config, in_place=False, stats_out=None, **stand_ins):
+        clustered = functools.partial(launched, stand_ins)
+
+        def alone(kernel, tiles, *arguments, **constants):
+            clustered(kernel, tiles, 1, 0, *arguments, **constants)
+
+        monkeypatch.setattr(launch, "launch_clusters", clustered)
+        monkeypatch.setattr(launch, "launch", alone)
+        monkeypatch.setattr(launch, "describe", lambda t, *block: Descriptor(t, list(block)))
+        x, weight, post_norm = made["x"], made["weight"], None
+        if "norm_weight" in made:
+            post_norm = made["norm_weight"], made["norm_bias"]
+        assert config_blocker(config, len(x), *weight.shape, post_norm is not None) is None
+        residual = made.get("residual")
+        out = x.new_full((len(x), len(weight)), float("nan"))
+        if in_place:
+            out = residual = residual.clone()
+        return launch.cluster_linear_fwd(
+            x, weight, made.get("bias"), made.get("activation"),
+            made.get("layer_norm_eps", made.get("eps")), residual, out, config,
+            norm_stats=made.get("norm_stats"), weight_sums=made.get("weight_sums"),
+            stats_out=stats_out, post_norm=post_norm,
+        )  # fmt: skip
+
+    return run

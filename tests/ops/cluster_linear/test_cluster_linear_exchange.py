@@ -1,0 +1,134 @@
+"""Every sum arrives at the thread and register that its receiver's layout gives its place to."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+import torch
+from exchange_ptx import received, rows_places, sent, tile_places
+
+from fastswin.ops.cluster_linear import exchange
+
+#: Rows and columns of a tile, programs that share it.
+TILES = list(itertools.product((64, 128), (64, 128), (2, 4, 8)))
+
+#: Where a program's tail holds its barrier and, behind it, sums.
+BARRIER, SUMS = 4096, 4096 + 128
+
+EMPTY = -1
+
+
+@pytest.fixture(params=TILES, ids=str)
+def tile(request):
+    return request.param
+
+
+def piece_bytes(block_m, block_n, splits):
+    """What one program sends to another."""
+    return block_m // splits * block_n * 4
+
+
+def words_at(addresses, size):
+    """Numbers of consecutive words from each address on, ``[size, threads]``; vectors align."""
+    assert (addresses % (4 * size) == 0).all()
+    return (addresses - SUMS) // 4 + torch.arange(size)[:, None]
+
+
+def memory_of(tile, part, first=0):
+    """``[programs, words behind SUMS]``: of which place the sum is that ``part`` has sent there.
+
+    The programs of the tile are numbers ``first`` and on of their cluster.
+    """
+    block_m, block_n, splits = tile
+    row, column = tile_places(block_m, block_n)
+    memory = torch.full((splits, block_m * block_n), EMPTY)
+    for store in sent(*tile, SUMS + part * piece_bytes(*tile), BARRIER, first + part):
+        assert (store.barrier == BARRIER).all()
+        words, program = words_at(store.address, len(store.values)), store.program - first
+        assert (program >= 0).all()
+        assert (memory[program, words] == EMPTY).all(), "two sums in one place"
+        memory[program, words] = (row * block_n + column)[:, store.values].T
+    return memory
+
+
+def check_arrivals(tile, first=0):
+    """What each program takes up of each is the sum of the row and column that it adds it to."""
+    block_m, block_n, splits = tile
+    row, column = rows_places(*tile)
+    for part, program in itertools.product(range(splits), range(splits)):
+        memory = memory_of(tile, part, first)[program]
+        found = torch.full_like(row, EMPTY)
+        for load in received(*tile, SUMS + part * piece_bytes(*tile)):
+            assert (found[:, load.values] == EMPTY).all()
+            found[:, load.values] = memory[words_at(load.address, len(load.values))].T
+        expected = (program * (block_m // splits) + row) * block_n + column
+        assert torch.equal(found, expected)
+
+
+@pytest.mark.parametrize("places", [tile_places, rows_places])
+def test_layouts_hold_each_place_once(places, tile):
+    block_m, block_n, splits = tile
+    row, column = places(*tile[: 2 if places is tile_places else 3])
+    rows = block_m if places is tile_places else block_m // splits
+    assert sorted((row * block_n + column).flatten().tolist()) == list(range(rows * block_n))
+
+
+def test_alone_a_program_adds_the_tile_as_it_lies():
+    for tile in itertools.product((64, 128), (64, 128)):
+        assert exchange.rows_layout(*tile, 1) == exchange.tile_layout(*tile)
+
+
+@pytest.mark.parametrize("number", [0, 1])
+def test_each_sum_arrives_where_its_place_is_added(number, tile):
+    """Also of the second tile of a cluster that holds two (16 programs at most)."""
+    check_arrivals(tile, number * tile[2])
+
+
+def test_pieces_lie_side_by_side_and_fill_the_barriers_count(tile):
+    """Of each program as many bytes as the kernel's barrier expects, all within the tail."""
+    splits, words = tile[2], piece_bytes(*tile) // 4
+    for part in range(splits):
+        filled = (memory_of(tile, part) != EMPTY).view(splits, splits, words)
+        assert filled[:, part].all()
+        assert filled.sum() == splits * words
+
+
+def test_constraints_name_the_operands_of_a_thread(tile):
+    """Packed so that inline assembly sees all values of a thread at once, never some of them."""
+    block_m, block_n, splits = tile
+    values = block_n // 2
+    assert tile_places(block_m, block_n)[0].shape[1] == values
+    assert rows_places(*tile)[0].shape[1] == values // splits
+    named = exchange._constraints(block_n // 8, 3 * values).split(",")
+    assert named == ["=r"] * (block_n // 8) + ["r"] * 3 * values + ["~{memory}"]
+
+
+def test_a_wrong_layout_would_show(tile, monkeypatch):
+    """Were pairs of columns in the lanes of others, the proof above would notice."""
+    right = exchange.rows_layout
+
+    def swapped(*tile):
+        layout = right(*tile)
+        first, second, *others = layout.lane_bases
+        return type(layout)(
+            layout.reg_bases, [second, first, *others], layout.warp_bases, layout.block_bases,
+            layout.shape,
+        )  # fmt: skip
+
+    monkeypatch.setattr(exchange, "rows_layout", swapped)
+    with pytest.raises(AssertionError):
+        check_arrivals(tile)
+
+
+@pytest.mark.parametrize(
+    ("text", "changed"), [("[to+512]", "[to+528]"), ("{$40, $41,", "{$41, $40,")]
+)  # fmt: skip
+def test_a_wrong_text_would_show(text, changed, monkeypatch):
+    """A store that lies elsewhere, two registers exchanged."""
+    right = exchange._sending
+    tile = 64, 128, 4
+    assert text in right(*tile)
+    monkeypatch.setattr(exchange, "_sending", lambda *tile: right(*tile).replace(text, changed))
+    with pytest.raises((AssertionError, IndexError)):
+        check_arrivals(tile)
