@@ -30,8 +30,8 @@ Pair = tuple[int, int]
 #: By (version of Swin, channels of the stage): most rows of a batch.
 ClusterStages = Mapping[tuple[int, int], int]
 
-#: The engine's, as whole models on an H200 chose (docs/performance.md). V2's 512 rows of 512 channels
-#: (batch 2) and of 768 (batch 8) were slower, as V1's 576 of 768 (Swin-L at 384 pixels).
+#: The engine's, as whole models on an H200 chose (docs/performance.md). V2's 512 rows of 512
+#: channels (batch 2) and of 768 (batch 8) were slower, as V1's 576 of 768 (Swin-L at 384 pixels).
 CLUSTER_STAGES: ClusterStages = {
     (1, 192): 3136,
     (1, 256): 1024,
