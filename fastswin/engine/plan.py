@@ -49,56 +49,30 @@ and brings the kernels' tiles.
 from __future__ import annotations
 
 import dataclasses
-import math
 
 import torch
 
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
-from fastswin._triton.device import device_capability, multiprocessor_count
-from fastswin.engine.choice import choose_forms, tuned_launch
-from fastswin.engine.cluster_stage import (
-    CLUSTER_STAGES,
-    ClusterStages,
-    choose_clusters,
-    merge_in_clusters,
-)
-from fastswin.engine.fused_attention import (
-    FUSED_ATTENTION,
-    FUSED_CAPABILITIES,
-    FusedAttention,
-    choose_fused_attention,
-)
+from fastswin._triton.device import device_capability
+from fastswin.engine.cluster_stage import ClusterStages, merge_in_clusters
+from fastswin.engine.form_tables import form_tables
+from fastswin.engine.fused_attention import FUSED_CAPABILITIES, FusedAttention
 from fastswin.engine.precision import Precision
-from fastswin.engine.small_batch import (
-    LayerTiles,
-    second_norm,
-    small_stage,
-)
-from fastswin.engine.stage_plan import ModelPlan, StagePlan
-from fastswin.engine.tf32 import (
-    TF32_PRODUCTS,
-    choose_tf32_products,
-    embed_products,
-    splits_attention,
-    splits_fp32,
-)
-from fastswin.engine.whole_block import WHOLE_BLOCKS, WholeBlocks, choose_whole_block
+from fastswin.engine.stage_choice import Planned, plan_stage
+from fastswin.engine.stage_plan import ModelPlan
+from fastswin.engine.tf32 import embed_products
+from fastswin.engine.whole_block import WholeBlocks
 from fastswin.models.config import SwinConfig
-from fastswin.models.geometry import runtime_shift
-from fastswin.ops.hopper_gemm.config import HopperGemmConfig, hopper_reason, measured_config
 from fastswin.ops.linear.config import OneShotConfig, one_shot_blocker
 from fastswin.ops.patch_embed.api import patch_embed_blocker
 from fastswin.ops.pool.api import MAX_CHANNELS as POOL_MAX_CHANNELS
-from fastswin.ops.swin_block.config import why_no_clusters
-from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.tuning.table import TuningTable
 
 Pair = tuple[int, int]
 
-#: Most values (rows x channels) of a stage that is built of one-shot GEMMs (Swin-B at batch 1), and
-#: of the first stage of a model that is launched ahead (Swin-L at batch 1; at batch 8 Swin-T took
-#: 4 % longer).
-SMALL_STAGE_VALUES, PDL_VALUES = 420_000, 700_000
+#: Most values (rows x channels) of the first stage of a model that is launched ahead (Swin-L at
+#: batch 1; at batch 8 Swin-T took 4 % longer).
+PDL_VALUES = 700_000
 
 #: Of a head of few images: its weights are in registers before the pooled rows are there. Swin-L's
 #: 1,536 features make its model 7 % slower so.
@@ -143,40 +117,21 @@ def make_plan(
     H, W = config.map_size(0, image_size)
     values = max(batch, 1) * H * W * config.dim(0)
     by_rows, launched_apart = pdl is None, pdl is False
+    capability = device_capability(device)
+    # whether a program may take the small forms' tiles, up to 214 KB; in the interpreter any
+    small_forms = device.type != "cuda" or capability[0] in FUSED_CAPABILITIES
     if pdl is None:
-        pdl = device.type == "cuda" and _holds_small_forms(device) and values <= PDL_VALUES
+        pdl = device.type == "cuda" and small_forms and values <= PDL_VALUES
     pdl = pdl and precision.half and not blocked
-    fused = fused_attention
-    if fused is None:
-        measured = not blocked and device_capability(device)[0] in FUSED_CAPABILITIES
-        fused = FUSED_ATTENTION if measured else {}
-    no_clusters = (
-        blocked is not None
-        or fused_attention is not None
-        or why_no_clusters(device.type, device_capability(device)) is not None
-    )
-    if whole_blocks is None:
-        whole_blocks = {} if no_clusters else WHOLE_BLOCKS
-    if cluster_stages is None:
-        cluster_stages = {} if no_clusters or launched_apart else CLUSTER_STAGES
-    stages = tuple(
-        _plan_stage(
-            config,
-            stage,
-            batch,
-            image_size,
-            precision,
-            blocked,
-            table,
-            pdl,
-            by_rows,
-            device,
-            fused,
-            whole_blocks,
-            cluster_stages,
-        )
-        for stage in range(config.num_stages)
-    )
+    forms = form_tables(
+        device.type, capability, blocked, launched_apart, fused_attention, whole_blocks,
+        cluster_stages,
+    )  # fmt: skip
+    shared = Planned(
+        config, max(batch, 1), image_size, device, precision, blocked, table, pdl,
+        small_forms, by_rows, forms,
+    )  # fmt: skip
+    stages = tuple(plan_stage(shared, stage) for stage in range(config.num_stages))
     if by_rows:  # a first stage of more rows lost by it: SwinV2-B of window 16 1.5 % at batch 1
         stages = tuple(dataclasses.replace(s, pdl=s.few_rows) for s in stages)
     stages = merge_in_clusters(stages, max(batch, 1))
@@ -199,126 +154,3 @@ def make_plan(
 def _takes_head_tiles(batch: int, features: int) -> bool:
     narrow = features <= HEAD_TILES_FEATURES and one_shot_blocker(features) is None
     return batch <= HEAD_TILES.block_m and narrow
-
-
-def _holds_small_forms(device: torch.device) -> bool:
-    """Whether a program may take the small forms' tiles, up to 214 KB (the interpreter: any)."""
-    return device.type != "cuda" or device_capability(device)[0] in FUSED_CAPABILITIES
-
-
-def _plan_stage(
-    config: SwinConfig,
-    stage: int,
-    batch: int,
-    image_size: Pair,
-    precision: Precision,
-    blocked: str | None,
-    table: TuningTable | None,
-    pdl: bool,
-    norms_ahead: bool,
-    device: torch.device,
-    fused_attention: FusedAttention,
-    whole_blocks: WholeBlocks,
-    cluster_stages: ClusterStages,
-) -> StagePlan:
-    map_size = config.map_size(stage, image_size)
-    window = config.stage_window(stage)
-    shift = runtime_shift(map_size, window, config.window_convention, stage=stage)
-    C = config.dim(stage)
-    last = stage == config.num_stages - 1
-    launch: dict[str, LayerTiles] = {}
-    few_rows = split = split_attention = ahead = False
-    post_norm: tuple[str, ...] | None = None
-    if blocked:
-        choice = {"qkv": "reference", "attention": "reference", "proj": "reference"}
-        choice |= {"mlp": "reference", "merge": "reference"}
-        reasons = {"all": blocked}
-    else:
-        M = max(batch, 1) * map_size[0] * map_size[1]
-        few_rows = pdl and M * C <= SMALL_STAGE_VALUES and _holds_small_forms(device)
-        measured = None if few_rows else table
-        hopper_qkv = None
-        if precision.half and not few_rows:
-            hopper_qkv = measured_config("plain", M, 3 * C, C, precision.dtype, device)
-        choice, reasons = choose_forms(
-            config, stage, M, precision, measured, hopper_qkv is not None
-        )
-        if few_rows:
-            if table is not None:
-                reasons["tuning"] = f"{M} rows: no table, whose launches are not programmatic"
-            launch = small_stage(
-                choice, reasons, config.version, M, C, config.hidden_dim(stage),
-                multiprocessor_count(device),
-            )  # fmt: skip
-        launch |= tuned_launch(
-            config, stage, max(batch, 1), image_size, precision, choice, measured
-        )
-        if choice["qkv"] == "tiled" and hopper_qkv is not None:
-            launch.setdefault("qkv", hopper_qkv)
-        if precision.tf32:
-            choose_tf32_products(
-                TF32_PRODUCTS, choice, reasons, launch, version=config.version, M=M, C=C,
-                hidden=config.hidden_dim(stage), device=device,
-            )  # fmt: skip
-        exact = not precision.half and not precision.tf32
-        split = exact and splits_fp32(M, C, config.hidden_dim(stage), device)
-        split_attention = split and splits_attention(math.prod(window))
-        if split_attention:  # a table's tiles are of products in fp32
-            launch.pop("attention", None)
-        if split:
-            reasons["gemm"] = "three TF32 products: closer to fp64 than the library's and faster"
-        if precision.half:
-            windows = max(batch, 1) * math.prod(num_windows(map_size, window))
-            heads = config.num_heads[stage]
-            choose_whole_block(
-                whole_blocks, choice, reasons, launch, version=config.version, C=C,
-                num_heads=heads, hidden=config.hidden_dim(stage), window_size=window,
-                map_size=map_size, windows=windows,
-            )  # fmt: skip
-            choose_fused_attention(
-                fused_attention, choice, reasons, launch, version=config.version, C=C,
-                num_heads=heads, tokens=math.prod(window), windows=windows,
-                map_tokens=math.prod(map_size),
-            )  # fmt: skip
-            post_norm = choose_clusters(
-                cluster_stages, choice, reasons, launch, version=config.version, M=M, C=C,
-                hidden=config.hidden_dim(stage), num_heads=heads, window_size=window,
-                map_size=map_size,
-            )  # fmt: skip
-            few_rows |= post_norm is not None
-            if choice["mlp"] == "library" and "fc1" not in launch:
-                hidden = config.hidden_dim(stage)
-                reasons |= hopper_reason(M, hidden, C, precision.dtype, device)
-                fc1 = measured_config("linear", M, hidden, C, precision.dtype, device)
-                if fc1 is not None:
-                    launch["fc1"] = fc1
-            products = [n for n in ("qkv", "fc1") if isinstance(launch.get(n), HopperGemmConfig)]
-            ahead = norms_ahead and not few_rows and bool(products)
-            if ahead:
-                behind = " and ".join(products)
-                reasons["norm"] = f"launched programmatically, and {behind} behind it"
-    return StagePlan(
-        stage=stage,
-        map_size=map_size,
-        window_size=window,
-        shift_size=shift,
-        channels=C,
-        num_heads=config.num_heads[stage],
-        depth=config.depths[stage],
-        qkv=choice["qkv"],
-        attention=choice["attention"],
-        proj=choice["proj"],
-        mlp=choice["mlp"],
-        merge=None if last else choice["merge"],
-        reasons=reasons,
-        launch=launch,
-        pdl=pdl,
-        norm2="behind"
-        if post_norm is not None and config.version == 1
-        else second_norm(config.version, choice, launch, C),
-        split=split,
-        split_attention=split_attention,
-        few_rows=few_rows,
-        ahead=ahead,
-        post_norm=post_norm or (),
-    )

@@ -42,11 +42,11 @@ V2_TINY_16_NORMS = {1: ("proj", "fc2"), 2: ("proj", "fc2"), 3: ("proj",)}
 def hopper(monkeypatch) -> torch.device:
     """A GPU of compute capability 9.0 to the planner, which asks it nothing else."""
     monkeypatch.setattr("fastswin.engine.plan.why_not_triton", lambda *_: None)
-    monkeypatch.setattr("fastswin.engine.plan.hopper_reason", lambda *_: {})
-    monkeypatch.setattr("fastswin.engine.plan.measured_config", lambda *_: None)
+    monkeypatch.setattr("fastswin.engine.stage_choice.hopper_reason", lambda *_: {})
+    monkeypatch.setattr("fastswin.engine.stage_choice.measured_config", lambda *_: None)
     monkeypatch.setattr(swin_block_config, "interpreting", lambda: False)
-    for question, answer in (("device_capability", (9, 0)), ("multiprocessor_count", 132)):
-        monkeypatch.setattr(f"fastswin.engine.plan.{question}", lambda _, answer=answer: answer)
+    monkeypatch.setattr("fastswin.engine.plan.device_capability", lambda _: (9, 0))
+    monkeypatch.setattr("fastswin.engine.stage_choice.multiprocessor_count", lambda _: 132)
     return torch.device("cuda")
 
 
@@ -143,9 +143,9 @@ def test_every_stage_of_the_table_has_tiles():
     ids=["no pdl", "fp32", "tf32", "fp32 and pdl", "fp32 and a table", "decided halves"],
 )  # fmt: skip
 def test_nothing_in_clusters(precision, choices, hopper, monkeypatch):
-    monkeypatch.setattr("fastswin.engine.plan.choose_tf32_products", lambda *_, **__: None)
+    monkeypatch.setattr("fastswin.engine.stage_choice.choose_tf32_products", lambda *_, **__: None)
     monkeypatch.setattr("fastswin.engine.plan.embed_products", lambda *_: None)
-    monkeypatch.setattr("fastswin.engine.plan.splits_fp32", lambda *_: False)
+    monkeypatch.setattr("fastswin.engine.stage_choice.splits_fp32", lambda *_: False)
     _check_nothing(plan_of(TINY, hopper, precision, **choices))
 
 

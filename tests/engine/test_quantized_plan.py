@@ -7,7 +7,7 @@ from unittest import mock
 import pytest
 import torch
 
-from fastswin.engine import plan as planning
+from fastswin.engine import stage_choice as planning
 from fastswin.engine.fused_attention import FusedRange
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS

@@ -14,10 +14,11 @@ from fastswin.engine import Engine
 from fastswin.engine.bind import bind
 from fastswin.engine.calls import record_calls
 from fastswin.engine.forward import Forward
-from fastswin.engine.plan import SMALL_STAGE_VALUES, make_plan
+from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.engine.small_batch import NORM_BEHIND, SMALL_TILES
+from fastswin.engine.stage_choice import SMALL_STAGE_VALUES
 from fastswin.models import create_model
 from fastswin.models.variants import find_variant
 from fastswin.ops.linear.config import GemmConfig, OneShotConfig, one_shot_blocker
@@ -32,10 +33,10 @@ SMALL = {"depths": (2, 1), "image_size": (12, 20), "window_size": 2}
 def hopper(monkeypatch) -> torch.device:
     """A GPU of compute capability 9.0 to the planner, which asks it nothing else."""
     monkeypatch.setattr("fastswin.engine.plan.why_not_triton", lambda *_: None)
-    monkeypatch.setattr("fastswin.engine.plan.hopper_reason", lambda *_: {})
-    monkeypatch.setattr("fastswin.engine.plan.measured_config", lambda *_: None)
-    for question, answer in (("device_capability", (9, 0)), ("multiprocessor_count", 132)):
-        monkeypatch.setattr(f"fastswin.engine.plan.{question}", lambda _, answer=answer: answer)
+    monkeypatch.setattr("fastswin.engine.stage_choice.hopper_reason", lambda *_: {})
+    monkeypatch.setattr("fastswin.engine.stage_choice.measured_config", lambda *_: None)
+    monkeypatch.setattr("fastswin.engine.plan.device_capability", lambda _: (9, 0))
+    monkeypatch.setattr("fastswin.engine.stage_choice.multiprocessor_count", lambda _: 132)
     return torch.device("cuda")
 
 

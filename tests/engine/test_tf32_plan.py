@@ -6,7 +6,7 @@ import pytest
 import torch
 from engine_cases import images_like, tiny
 
-import fastswin.engine.plan as plan_module
+import fastswin.engine.stage_choice as choice_module
 from fastswin.engine import tf32
 from fastswin.engine.bind import bind
 from fastswin.engine.calls import record_calls
@@ -43,7 +43,7 @@ TABLE = {
     ids=["empty", "v1", "v2", "few-rows"],
 )  # fmt: skip
 def test_answers_with_the_words_of_the_table(version, table, words, monkeypatch):
-    monkeypatch.setattr(plan_module, "TF32_PRODUCTS", table)
+    monkeypatch.setattr(choice_module, "TF32_PRODUCTS", table)
     model = tiny(version, **SMALL)
     plan = make_plan(model.config, 1, model.config.image_size, CPU, TF32, "triton")
     assert [(s.qkv, s.mlp) for s in plan.stages] == words
@@ -63,7 +63,7 @@ def test_answers_with_the_words_of_the_table(version, table, words, monkeypatch)
 
 
 def test_other_precisions_take_nothing_of_it(monkeypatch):
-    monkeypatch.setattr(plan_module, "TF32_PRODUCTS", TABLE)
+    monkeypatch.setattr(choice_module, "TF32_PRODUCTS", TABLE)
     config = tiny(1, **SMALL).config
     plan = make_plan(config, 1, config.image_size, CPU, PRECISIONS["fp32"], "triton")
     assert [(s.qkv, s.mlp) for s in plan.stages] == [("library", "library")] * 2
@@ -112,7 +112,7 @@ def test_rows_that_a_product_cuts_off_are_tf32_numbers(monkeypatch):
     """The Hopper product reads fp32 rows as they lie: the norm in front of it rounds them."""
     tiles = HopperGemmConfig(128, 128, 32, 5)
     table = {(1, layer, 32): (1, tiles) for layer in ("fc1", "qkv")}
-    monkeypatch.setattr(plan_module, "TF32_PRODUCTS", table)
+    monkeypatch.setattr(choice_module, "TF32_PRODUCTS", table)
     model = tiny(1, **SMALL)
     elsewhere = make_plan(model.config, 1, model.config.image_size, CPU, TF32, "triton").stages[0]
     assert (elsewhere.qkv, elsewhere.launch) == ("library", {"fc1": tf32.FC1_TILES})

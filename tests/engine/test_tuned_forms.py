@@ -100,7 +100,7 @@ def test_tuned_tiles_differ_from_the_heuristics():
 
 def test_without_a_table_qkv_of_many_rows_is_the_hopper_product(monkeypatch):
     """Where its tiles fill the card; a table that prefers the library is heard."""
-    monkeypatch.setattr("fastswin.engine.plan.measured_config", chosen_on_an_h200)
+    monkeypatch.setattr("fastswin.engine.stage_choice.measured_config", chosen_on_an_h200)
     config = find_variant("swin_base_patch4_window7_224")
 
     def qkv_of(batch, table=None):
@@ -128,7 +128,7 @@ def test_norms_and_the_hopper_products_behind_them_are_launched_ahead(version, m
     monkeypatch.setattr("fastswin.engine.choice.FUSED_QKV_TOKENS", {})
     monkeypatch.setattr("fastswin.engine.choice.FUSED_MLP_CHANNELS", 0)
     monkeypatch.setattr(
-        "fastswin.engine.plan.measured_config",
+        "fastswin.engine.stage_choice.measured_config",
         lambda form, M, N, K, *_: DEFAULT_CONFIG if K == 64 else None,
     )
     model = tiny(version, **SMALL)

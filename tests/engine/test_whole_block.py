@@ -90,7 +90,7 @@ def test_full_precision_and_other_cards_take_separate_kernels(monkeypatch):
         monkeypatch.setattr("fastswin.engine.plan.device_capability", lambda _, c=capability: c)
         monkeypatch.setattr(swin_block_config, "interpreting", lambda: False)
         monkeypatch.setattr(
-            "fastswin.engine.plan.why_no_clusters",
+            "fastswin.engine.form_tables.why_no_clusters",
             lambda _, c, kind=kind: why_no_clusters(kind, c),
         )
         plan = make_plan(config, 1, config.image_size, CPU, HALF, "triton")

@@ -88,7 +88,7 @@ def test_plans_change_where_models_were_measured_with_changes(shipped, monkeypat
         plain = plan_of(name, batch, None)
         layers = changed(plan_of(name, batch, table), plain)
         with monkeypatch.context() as card:
-            card.setattr("fastswin.engine.plan.measured_config", chosen_on_the_card)
+            card.setattr("fastswin.engine.stage_choice.measured_config", chosen_on_the_card)
             by_heuristics = changed(plan_of(name, batch, None), plain)
         # rows of another model may serve as well; rows that became heuristics are gone
         assert len({*layers, *by_heuristics}) >= model["units"], (name, batch, layers)

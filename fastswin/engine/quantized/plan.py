@@ -14,7 +14,6 @@ from __future__ import annotations
 import dataclasses
 
 from fastswin._triton.available import why_not_half
-from fastswin.engine.plan import SMALL_STAGE_VALUES, ModelPlan, StagePlan
 from fastswin.engine.prepare import Linear, PreparedModel
 from fastswin.engine.quantized.formats import (
     WIDE_LAYER,
@@ -26,6 +25,8 @@ from fastswin.engine.quantized.formats import (
 from fastswin.engine.quantized.library import why_not_library
 from fastswin.engine.quantized.mix import Mix, why_not_fused, why_wide
 from fastswin.engine.quantized.prepare import LayerForms
+from fastswin.engine.stage_choice import SMALL_STAGE_VALUES
+from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.models.config import SwinConfig
 from fastswin.ops.quantized_linear.config import quantized_linear_blocker
 from fastswin.ops.quantized_mlp.config import quantized_mlp_blocker

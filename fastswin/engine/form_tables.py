@@ -1,0 +1,53 @@
+"""Stages that run in special forms, by windows or rows of a batch: one table for each form."""
+
+from __future__ import annotations
+
+import dataclasses
+
+from fastswin.engine.cluster_stage import CLUSTER_STAGES, ClusterStages
+from fastswin.engine.fused_attention import FUSED_ATTENTION, FUSED_CAPABILITIES, FusedAttention
+from fastswin.engine.whole_block import WHOLE_BLOCKS, WholeBlocks
+from fastswin.ops.swin_block.config import why_no_clusters
+
+
+@dataclasses.dataclass(frozen=True)
+class FormTables:
+    """One plan's tables; empty ones where a form is not to be taken."""
+
+    fused_attention: FusedAttention
+    whole_blocks: WholeBlocks
+    cluster_stages: ClusterStages
+
+
+def form_tables(
+    device_type: str,
+    capability: tuple[int, int],
+    blocked: str | None,
+    launched_apart: bool,
+    fused_attention: FusedAttention | None,
+    whole_blocks: WholeBlocks | None,
+    cluster_stages: ClusterStages | None,
+) -> FormTables:
+    """The caller's tables, or the engine's where the card takes their forms.
+
+    Who decides about attention halves leaves the others out as well, unless they are given.
+
+    Args:
+        device_type, capability: of the device where the plan will run.
+        blocked: why no kernel runs, None where they do.
+        launched_apart: whether nothing may be launched programmatically.
+        fused_attention, whole_blocks, cluster_stages: the caller's, None for the engine's.
+    """
+    measured = blocked is None and capability[0] in FUSED_CAPABILITIES
+    no_clusters = (
+        blocked is not None
+        or fused_attention is not None
+        or why_no_clusters(device_type, capability) is not None
+    )
+    if fused_attention is None:
+        fused_attention = FUSED_ATTENTION if measured else {}
+    if whole_blocks is None:
+        whole_blocks = {} if no_clusters else WHOLE_BLOCKS
+    if cluster_stages is None:
+        cluster_stages = {} if no_clusters or launched_apart else CLUSTER_STAGES
+    return FormTables(fused_attention, whole_blocks, cluster_stages)
