@@ -78,8 +78,8 @@ def ring_slots(
     return min(empty.steps(K), (MAX_SHARED_BYTES - empty.shared_bytes(N, post_norm)) // one)
 
 
-#: Fastest tiles of rows up to a number, by (N, K) of the named variants (H200, products in a chain
-#: that start with a cold L2): (rows, block_m, block_n, splits).
+#: Fastest tiles of rows up to a number, by (N, K) of the named variants (H200: chains that start
+#: with a cold L2, then whole models where a change was worth it): (rows, block_m, block_n, splits).
 MEASURED: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {
     (192, 768): ((1024, 64, 64, 1),),
     (256, 1024): ((1024, 64, 64, 1),),

@@ -178,7 +178,7 @@ def test_a_product_without_norm_or_with_gelu_is_refused():
         linear_on_cpu(impl="triton", activation="gelu")
     with pytest.raises(ValueError, match="got ResidentProductConfig"):
         linear_on_cpu(layer_norm_eps=None)
-    with pytest.raises(ValueError, match="ResidentProductConfig, got GemmConfig"):
+    with pytest.raises(ValueError, match=r"ResidentProductConfig or .*, got GemmConfig"):
         linear_on_cpu(config=GemmConfig(64, 64, 64, 4, 3))
 
 
