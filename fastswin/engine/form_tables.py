@@ -9,6 +9,10 @@ from fastswin.engine.fused_attention import FUSED_ATTENTION, FUSED_CAPABILITIES,
 from fastswin.engine.whole_block import WHOLE_BLOCKS, WholeBlocks
 from fastswin.ops.swin_block.config import why_no_clusters
 
+#: Fewest multiprocessors of a card whose clusters the tables are of (an H100 PCIe's). A slice of a
+#: card may hold no cluster of 12 or 16 programs, and has other numbers of rows in any case.
+MIN_MULTIPROCESSORS = 114
+
 
 @dataclasses.dataclass(frozen=True)
 class FormTables:
@@ -22,6 +26,7 @@ class FormTables:
 def form_tables(
     device_type: str,
     capability: tuple[int, int],
+    multiprocessors: int,
     blocked: str | None,
     launched_apart: bool,
     fused_attention: FusedAttention | None,
@@ -33,7 +38,7 @@ def form_tables(
     Who decides about attention halves leaves the others out as well, unless they are given.
 
     Args:
-        device_type, capability: of the device where the plan will run.
+        device_type, capability, multiprocessors: of the device where the plan will run.
         blocked: why no kernel runs, None where they do.
         launched_apart: whether nothing may be launched programmatically.
         fused_attention, whole_blocks, cluster_stages: the caller's, None for the engine's.
@@ -43,6 +48,7 @@ def form_tables(
         blocked is not None
         or fused_attention is not None
         or why_no_clusters(device_type, capability) is not None
+        or multiprocessors < MIN_MULTIPROCESSORS
     )
     if fused_attention is None:
         fused_attention = FUSED_ATTENTION if measured else {}

@@ -53,7 +53,7 @@ import dataclasses
 import torch
 
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
-from fastswin._triton.device import device_capability
+from fastswin._triton.device import device_capability, multiprocessor_count
 from fastswin.engine.cluster_stage import ClusterStages, merge_in_clusters
 from fastswin.engine.form_tables import form_tables
 from fastswin.engine.fused_attention import FUSED_CAPABILITIES, FusedAttention
@@ -124,8 +124,8 @@ def make_plan(
         pdl = device.type == "cuda" and small_forms and values <= PDL_VALUES
     pdl = pdl and precision.half and not blocked
     forms = form_tables(
-        device.type, capability, blocked, launched_apart, fused_attention, whole_blocks,
-        cluster_stages,
+        device.type, capability, multiprocessor_count(device), blocked, launched_apart,
+        fused_attention, whole_blocks, cluster_stages,
     )  # fmt: skip
     shared = Planned(
         config, max(batch, 1), image_size, device, precision, blocked, table, pdl,

@@ -46,7 +46,8 @@ def hopper(monkeypatch) -> torch.device:
     monkeypatch.setattr("fastswin.engine.stage_choice.measured_config", lambda *_: None)
     monkeypatch.setattr(swin_block_config, "interpreting", lambda: False)
     monkeypatch.setattr("fastswin.engine.plan.device_capability", lambda _: (9, 0))
-    monkeypatch.setattr("fastswin.engine.stage_choice.multiprocessor_count", lambda _: 132)
+    for module in ("plan", "stage_choice"):
+        monkeypatch.setattr(f"fastswin.engine.{module}.multiprocessor_count", lambda _: 132)
     return torch.device("cuda")
 
 
@@ -161,6 +162,17 @@ def _check_nothing(plan) -> None:
 def test_nothing_on_other_cards(capability, pdl, hopper, monkeypatch):
     monkeypatch.setattr("fastswin.engine.plan.device_capability", lambda _: capability)
     _check_nothing(plan_of(TINY, hopper, pdl=pdl))
+
+
+def test_nothing_on_a_slice_of_a_card(hopper, monkeypatch):
+    """It may hold no cluster of 16 programs; whole blocks are its card's as well."""
+    for processors, few in ((66, True), (114, False)):
+        monkeypatch.setattr("fastswin.engine.plan.multiprocessor_count", lambda _, n=processors: n)
+        plan = plan_of(TINY, hopper)
+        assert (clustered(plan) == []) == few
+        assert (plan.stages[0].attention != "block") == few
+        if few:
+            _check_nothing(plan)
 
 
 def test_nothing_on_a_cpu():

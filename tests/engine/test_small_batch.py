@@ -36,7 +36,8 @@ def hopper(monkeypatch) -> torch.device:
     monkeypatch.setattr("fastswin.engine.stage_choice.hopper_reason", lambda *_: {})
     monkeypatch.setattr("fastswin.engine.stage_choice.measured_config", lambda *_: None)
     monkeypatch.setattr("fastswin.engine.plan.device_capability", lambda _: (9, 0))
-    monkeypatch.setattr("fastswin.engine.stage_choice.multiprocessor_count", lambda _: 132)
+    for module in ("plan", "stage_choice"):
+        monkeypatch.setattr(f"fastswin.engine.{module}.multiprocessor_count", lambda _: 132)
     return torch.device("cuda")
 
 
