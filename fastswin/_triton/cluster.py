@@ -3,8 +3,8 @@
 A kernel is compiled as if for single programs and launched with a cluster's size, so it says itself
 what its programs do: program ``i`` is number ``i % size`` of cluster ``i // size``. Behind the
 shared memory that the compiler counted each program has some bytes more, which are the kernel's to
-use by address (cluster_memory.py). Compute capability 9.0 and 10.x; up to 8 programs
-anywhere, up to 16 where a card's clusters hold so many, which the driver is asked.
+use by address (cluster_memory.py). Up to 8 programs anywhere, up to 16 where a card's clusters hold
+so many, which the driver is asked.
 """
 
 from __future__ import annotations
@@ -13,11 +13,21 @@ import copy
 from collections.abc import Hashable
 from typing import Any
 
-from fastswin._triton.device import on_device
+from fastswin._triton.available import interpreting
+from fastswin._triton.device import HOPPER, on_device
 from fastswin._triton.launch import compiles_only, kind_of_call, on_grid
 
 #: Kernels ready for launches in clusters, with the parameters behind their arguments, by call.
 _CLUSTERED: dict[Hashable, tuple[Any, list[tuple[str, Any]], int]] = {}
+
+
+def why_no_clusters(device_type: str, capability: tuple[int, int]) -> str | None:
+    """Reason why a device does not run kernels in clusters, None where it does."""
+    if device_type != "cuda" or interpreting():
+        return "clusters of programs need a GPU"
+    if capability != HOPPER:
+        return f"the kernel is written for compute capability 9.0, this is {capability}"
+    return None
 
 
 def launch_clusters(

@@ -101,3 +101,28 @@ def receive_statistics(address, row):
         dtype=(gl.int32, gl.int32), is_pure=False, pack=1,
     )  # fmt: skip
     return mean.to(gl.float32, bitcast=True), deviations.to(gl.float32, bitcast=True)
+
+
+@gluon.jit
+def part_statistics(x, COLUMNS: gl.constexpr):
+    """Mean and sum of squared deviations of each row of so many columns."""
+    mean = gl.sum(x, 1) / COLUMNS
+    x -= mean[:, None]
+    return mean, gl.sum(x * x, 1)
+
+
+@gluon.jit
+def joined_statistics(
+    address, row, eps, COLUMNS: gl.constexpr, PARTS: gl.constexpr, BYTES: gl.constexpr
+):
+    """Mean and 1 / deviation of whole rows from those of their parts, ``BYTES`` from each other."""
+    mean = gl.zeros_like(row).to(gl.float32)
+    for part in gl.static_range(PARTS):
+        found, _ = receive_statistics(address + part * BYTES, row)
+        mean += found
+    mean = mean / PARTS
+    square = gl.zeros_like(mean)
+    for part in gl.static_range(PARTS):
+        found, deviations = receive_statistics(address + part * BYTES, row)
+        square += deviations + COLUMNS * (found - mean) * (found - mean)
+    return mean, gl.rsqrt(square / (COLUMNS * PARTS) + eps)

@@ -10,9 +10,12 @@ import torch
 
 from fastswin._triton.available import capability
 
+#: Compute capability of the kernels in Gluon, which are written for nothing else.
+HOPPER = (9, 0)
+
 #: Assumed for the CPU interpreter, so that its heuristics follow an H100's.
 INTERPRETER_MULTIPROCESSORS = 132
-INTERPRETER_CAPABILITY = (9, 0)
+INTERPRETER_CAPABILITY = HOPPER
 
 
 def multiprocessor_count(device: torch.device) -> int:

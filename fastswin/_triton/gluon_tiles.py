@@ -7,9 +7,9 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.constexpr_function
-def accumulator(COLUMNS):
-    """Layout of what four warps make of 64 rows by so many columns, fp32."""
-    return gl.NVMMADistributedLayout([3, 0], [4, 1], [16, COLUMNS, 16])
+def accumulator(COLUMNS, ROWS=64):
+    """Layout of what a warp for 16 rows each makes of so many columns, fp32."""
+    return gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, COLUMNS, 16])
 
 
 @gluon.jit

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 
+from fastswin._triton.cluster import why_no_clusters
 from fastswin.engine.cluster_stage import CLUSTER_STAGES, ClusterStages
 from fastswin.engine.fused_attention import FUSED_ATTENTION, FUSED_CAPABILITIES, FusedAttention
 from fastswin.engine.whole_block import WHOLE_BLOCKS, WholeBlocks
-from fastswin.ops.swin_block.config import why_no_clusters
 
-#: Fewest multiprocessors of a card whose clusters the tables are of (an H100 PCIe's). A slice of a
-#: card may hold no cluster of 12 or 16 programs, and has other numbers of rows in any case.
+#: Fewest multiprocessors of a whole card of compute capability 9.0 (an H100 PCIe's); the tables are
+#: of 132. A slice of one may hold no cluster of 12 or 16 programs.
 MIN_MULTIPROCESSORS = 114
 
 

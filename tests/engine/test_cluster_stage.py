@@ -28,7 +28,6 @@ from fastswin.ops.cluster_linear.config import (
     default_cluster_linear_config,
 )
 from fastswin.ops.linear.config import OneShotConfig
-from fastswin.ops.swin_block import config as swin_block_config
 
 CPU = torch.device("cpu")
 HALF = PRECISIONS["fp16"]
@@ -44,7 +43,7 @@ def hopper(monkeypatch) -> torch.device:
     monkeypatch.setattr("fastswin.engine.plan.why_not_triton", lambda *_: None)
     monkeypatch.setattr("fastswin.engine.stage_choice.hopper_reason", lambda *_: {})
     monkeypatch.setattr("fastswin.engine.stage_choice.measured_config", lambda *_: None)
-    monkeypatch.setattr(swin_block_config, "interpreting", lambda: False)
+    monkeypatch.setattr("fastswin._triton.cluster.interpreting", lambda: False)
     monkeypatch.setattr("fastswin.engine.plan.device_capability", lambda _: (9, 0))
     for module in ("plan", "stage_choice"):
         monkeypatch.setattr(f"fastswin.engine.{module}.multiprocessor_count", lambda _: 132)

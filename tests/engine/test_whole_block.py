@@ -11,6 +11,7 @@ import torch
 from engine_cases import images_like, tiny
 
 from fastswin import Engine
+from fastswin._triton import cluster
 from fastswin.engine import operators
 from fastswin.engine.bind import bind
 from fastswin.engine.calls import record_calls
@@ -21,7 +22,6 @@ from fastswin.engine.prepare import prepare
 from fastswin.engine.whole_block import WHOLE_BLOCKS
 from fastswin.models import create_model
 from fastswin.models.variants import find_variant
-from fastswin.ops.swin_block import config as swin_block_config
 from fastswin.ops.swin_block.config import swin_block_blocker
 from fastswin.ops.swin_block.packing import PackedBlock
 from fastswin.ops.swin_block.reference import swin_block_ref
@@ -88,7 +88,7 @@ def test_full_precision_and_other_cards_take_separate_kernels(monkeypatch):
         ("cpu", (9, 0), False),
     ):  # fmt: skip
         monkeypatch.setattr("fastswin.engine.plan.device_capability", lambda _, c=capability: c)
-        monkeypatch.setattr(swin_block_config, "interpreting", lambda: False)
+        monkeypatch.setattr("fastswin._triton.cluster.interpreting", lambda: False)
         monkeypatch.setattr(
             "fastswin.engine.form_tables.why_no_clusters",
             lambda _, c, kind=kind: why_no_clusters(kind, c),
@@ -102,9 +102,7 @@ def test_full_precision_and_other_cards_take_separate_kernels(monkeypatch):
 
 
 def why_no_clusters(kind: str, capability: tuple[int, int]) -> str | None:
-    from fastswin.ops.swin_block import config
-
-    return config.why_no_clusters(kind, capability)
+    return cluster.why_no_clusters(kind, capability)
 
 
 def unpacked(weights: PackedBlock, table: torch.Tensor, C: int, tokens: int):

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from fastswin._triton.available import why_no_gluon
 from fastswin._triton.tiles import MIN_DOT, next_power_of_2
 
 #: Longest window: its rows are one tile of a program.
@@ -110,7 +111,7 @@ def hopper_heads_blocker(
         return f"a map of {map_size} is no multiple of a window of {window_size}"
     if map_size[0] * map_size[1] * C >= 2**31:
         return "tokens of one image are addressed in 32 bits"
-    return None
+    return why_no_gluon("fastswin.ops.attention_half.hopper_heads")
 
 
 def default_whole_window_config(C: int, capability: tuple[int, int]) -> WholeWindowConfig:

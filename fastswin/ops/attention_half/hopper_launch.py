@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
+from fastswin._triton.device import HOPPER
 from fastswin._triton.launch import launch
-from fastswin.ops.hopper_gemm.launch import CAPABILITY, describe
+from fastswin._triton.tensor_copy import describe
 from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.ops.window_attention.launch import check_grid
 from fastswin.ops.window_attention.packing import LOG2_E
@@ -41,15 +42,16 @@ def hopper_heads_fwd(
     rows, cols = num_windows((H, W), window_size)
     programs = B * rows * cols * num_heads
     check_grid(programs)
-    normed = eps is not None and norm_stats is not None
+    if (eps is None) != (norm_stats is None):
+        raise ValueError("give eps and norm_stats together or not at all")
     launch(
         _hopper_heads_kernel, programs, x, describe(weight, 32, 64), vectors, bias,
         vectors if head_scale is None else head_scale, out,
-        norm_stats if norm_stats is not None else vectors, scale * LOG2_E,
+        vectors if norm_stats is None else norm_stats, scale * LOG2_E,
         0.0 if eps is None else eps, H, W, rows, cols, B * H * W,
         C=C, NH=num_heads, N=window_size[0] * window_size[1], WH=window_size[0],
         WW=window_size[1], SH=shift_size[0], SW=shift_size[1], COSINE=head_scale is not None,
-        PARTS=norm_stats.shape[1] if normed and norm_stats is not None else 0,
-        num_warps=4, **pdl_options(pdl, CAPABILITY),
+        PARTS=0 if norm_stats is None else norm_stats.shape[1],
+        num_warps=4, **pdl_options(pdl, HOPPER),
     )  # fmt: skip
     return out

@@ -15,10 +15,11 @@ import itertools
 
 import torch
 
-from fastswin._triton.available import interpreting, why_no_gluon
+from fastswin._triton.available import why_no_gluon
+from fastswin._triton.cluster import why_no_clusters
 from fastswin._triton.device import device_capability
+from fastswin._triton.tensor_copy import COPY_BYTES
 from fastswin._triton.tiles import cdiv
-from fastswin.ops.hopper_gemm.config import COPY_BYTES
 
 #: Channels of K in one step: a row of shared memory that is swizzled whole, in half precision.
 BLOCK_K = 64
@@ -28,9 +29,6 @@ MAX_SHARED_BYTES = 227 * 1024
 
 #: Most programs of a cluster.
 MAX_PROGRAMS = 16
-
-#: Of the cards that it runs on.
-CAPABILITY = (9, 0)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -130,7 +128,7 @@ def _with_ring(block_m: int, block_n: int, splits: int, K: int) -> ClusterLinear
 
 
 def _expected_us(config: ClusterLinearConfig, M: int, N: int, K: int) -> float:
-    """Microseconds of a product, fitted to 315 that were measured (mean loss of its choices 7 %).
+    """Microseconds of a product, fitted to 315 that were measured (mean loss of its choices 6 %).
 
     Each program costs, each wave of them costs, and bytes that one multiprocessor fetches do.
     """
@@ -192,12 +190,7 @@ def why_no_cluster_linear(device: torch.device, dtype: torch.dtype) -> str | Non
     """Reason why a device cannot run the kernel, None where it can."""
     if dtype not in (torch.float16, torch.bfloat16):
         return f"products in clusters are half precision, not {dtype}"
-    if device.type != "cuda" or interpreting():
-        return "clusters of programs need a GPU"
-    if device_capability(device) != CAPABILITY:
-        found = device_capability(device)
-        return f"the kernel is written for compute capability 9.0, this is {found}"
-    return gluon_blocker()
+    return why_no_clusters(device.type, device_capability(device)) or gluon_blocker()
 
 
 def why_not_aligned(*tensors: torch.Tensor | None) -> str | None:

@@ -13,18 +13,14 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
-
-@gluon.constexpr_function
-def tile_layout(BLOCK_M, BLOCK_N):
-    """Layout of a tile's sums as a product leaves them, a warp for 16 rows."""
-    return gl.NVMMADistributedLayout([3, 0], [BLOCK_M // 16, 1], [16, BLOCK_N, 16])
+from fastswin._triton.gluon_tiles import accumulator
 
 
 @gluon.constexpr_function
 def rows_layout(BLOCK_M, BLOCK_N, SPLITS):
     """Layout of a program's rows of a tile; the tile's own where there is one program."""
     if SPLITS == 1:
-        return gl.NVMMADistributedLayout([3, 0], [BLOCK_M // 16, 1], [16, BLOCK_N, 16])
+        return accumulator(BLOCK_N, BLOCK_M)
     rows = BLOCK_M // SPLITS
     warps = BLOCK_M // 16
     across = min(warps, SPLITS)  # warps that share a row

@@ -9,7 +9,7 @@ With 49 to 1,568 rows a product takes a microsecond of arithmetic. The rest is l
 x's way from L2, steps that depend on each other. So a program asks for its tile of the weight
 through the copy engine before it waits for the kernel in front (_triton/pdl.py); behind the wait x
 comes the same way, all of it at once where the ring has a slot for every step. Steps that wait for
-a slot are slow: rings of half the memory made whole models 5 to 20 % slower.
+a slot are slow: rings of half the memory made whole models 4 to 20 % slower.
 
 Where K is long, SPLITS programs share a tile, each multiplies its part of K, and all send all
 their sums by distributed shared memory (exchange.py): one adds ``BLOCK_M / SPLITS`` rows of all, in
@@ -44,12 +44,13 @@ from fastswin._triton.cluster_memory import (
     cluster_arrive,
     cluster_wait,
     expect_bytes,
-    receive_statistics,
+    joined_statistics,
+    part_statistics,
     send_statistics,
     tail_address,
     wait_bytes,
 )
-from fastswin._triton.gluon_tiles import buffers
+from fastswin._triton.gluon_tiles import accumulator, buffers
 from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
 from fastswin._triton.row_statistics import joined_stats
@@ -57,7 +58,6 @@ from fastswin.ops.cluster_linear.exchange import (
     receive_rows,
     rows_layout,
     send_rows,
-    tile_layout,
 )
 
 #: Channels of a step.
@@ -84,25 +84,14 @@ def _row_statistics(
     ROWS: gl.constexpr = BLOCK_M // SPLITS
     TILES: gl.constexpr = N // BLOCK_N
     WARPS: gl.constexpr = BLOCK_M // 16 if SPLITS > BLOCK_M // 16 else SPLITS
-    part_mean = gl.sum(y, 1) / BLOCK_N
-    apart = y - part_mean[:, None]
-    deviations = gl.sum(apart * apart, 1)
+    mean, deviations = part_statistics(y, BLOCK_N)
     for other in gl.static_range(TILES):
         send_statistics(
-            part_mean, deviations, places + tile * (8 * ROWS), barrier, other * SPLITS + part, row,
-            ROWS, WARPS,
+            mean, deviations, places + tile * (8 * ROWS), barrier, other * SPLITS + part, row, ROWS,
+            WARPS,
         )  # fmt: skip
     wait_bytes(barrier)
-    mean = gl.zeros_like(part_mean)
-    for other in gl.static_range(TILES):
-        found, _ = receive_statistics(places + other * (8 * ROWS), row)
-        mean += found
-    mean = mean / TILES
-    square = gl.zeros_like(mean)
-    for other in gl.static_range(TILES):
-        found, deviations = receive_statistics(places + other * (8 * ROWS), row)
-        square += deviations + BLOCK_N * (found - mean) * (found - mean)
-    return mean, gl.rsqrt(square / N + eps)
+    return joined_statistics(places, row, eps, BLOCK_N, TILES, 8 * ROWS)
 
 
 @gluon.jit(do_not_specialize=["M"])
@@ -172,7 +161,7 @@ def _cluster_linear_kernel(
     if HAS_RESIDUAL:
         residual = gl.load(residual_ptr + at, mask=live[:, None], other=0.0)
 
-    acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, tile_layout(BLOCK_M, BLOCK_N))
+    acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, accumulator(BLOCK_N, BLOCK_M))
     for step in gl.static_range(STEPS):
         mbarrier.wait(ready.index(step % SLOTS), step // SLOTS % 2)
         weight = weight_tiles.index(step % SLOTS).permute((1, 0))

@@ -5,10 +5,11 @@ from __future__ import annotations
 import torch
 
 from fastswin._triton.cluster import launch_clusters
+from fastswin._triton.device import HOPPER
 from fastswin._triton.launch import launch
+from fastswin._triton.tensor_copy import describe
 from fastswin._triton.tiles import cdiv
-from fastswin.ops.cluster_linear.config import CAPABILITY, ClusterLinearConfig
-from fastswin.ops.hopper_gemm.launch import describe
+from fastswin.ops.cluster_linear.config import ClusterLinearConfig
 
 
 def cluster_linear_fwd(
@@ -38,10 +39,8 @@ def cluster_linear_fwd(
     if out.numel() == 0:
         return out
     tiles = cdiv(M, config.block_m) * (N // config.block_n)
-    tail, size = (
-        config.tail_bytes(N, post_norm is not None),
-        config.programs(N, post_norm is not None),
-    )
+    normed = post_norm is not None
+    tail, size = config.tail_bytes(N, normed), config.programs(N, normed)
     arguments = (
         out, describe(x, config.block_m, 64), describe(weight, config.block_n, 64),
         *(out if t is None else t for t in (bias, residual, norm_stats, weight_sums, stats_out)),
@@ -53,8 +52,8 @@ def cluster_linear_fwd(
         "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "GELU": activation == "gelu",
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
         "PARTS": 0 if norm_stats is None else norm_stats.shape[1],
-        "WRITE_STATS": stats_out is not None, "POST_NORM": post_norm is not None, "TAIL": tail,
-        "num_warps": config.block_m // 16, **pdl_options(pdl, CAPABILITY),
+        "WRITE_STATS": stats_out is not None, "POST_NORM": normed, "TAIL": tail,
+        "num_warps": config.block_m // 16, **pdl_options(pdl, HOPPER),
     }  # fmt: skip
     if tail == 0:
         launch(_cluster_linear_kernel, tiles, *arguments, **constants)

@@ -16,6 +16,7 @@ import torch
 
 from fastswin._triton.available import why_no_gluon
 from fastswin._triton.device import device_capability, multiprocessor_count
+from fastswin._triton.tensor_copy import COPY_BYTES
 from fastswin._triton.tiles import cdiv
 
 #: Bytes of a row of one store, what a row of shared memory swizzles.
@@ -24,10 +25,6 @@ CHUNK_BYTES = 128
 #: Bytes that a program may use, less than the 227 KiB of compute capability 9.0 by what barriers
 #: and sums over columns take.
 RING_AND_STAGING_BYTES = 224 * 1024
-
-#: Bytes that rows and bases are multiples of for the tensor copy engine.
-COPY_BYTES = 16
-
 
 #: Registers that the compiler is told to leave a thread of all groups but the first, by groups and
 #: warps of each: what 65,536 registers and the loading warp allow.

@@ -7,13 +7,11 @@ fp32 operands are cut to TF32 by the tensor cores, so they should be TF32 number
 
 from __future__ import annotations
 
-import functools
-from typing import Any
-
 import torch
 
-from fastswin._triton.device import multiprocessor_count
+from fastswin._triton.device import HOPPER, multiprocessor_count
 from fastswin._triton.launch import launch
+from fastswin._triton.tensor_copy import describe
 from fastswin._triton.tiles import cdiv
 from fastswin.ops.feed_forward.bias_sums import bias_partials, sum_bias_partials
 from fastswin.ops.hopper_gemm.config import (
@@ -24,32 +22,6 @@ from fastswin.ops.hopper_gemm.config import (
     config_blocker,
     schedule,
 )
-
-#: Of the cards that it runs on.
-CAPABILITY = (9, 0)
-
-#: Element types by the names that Gluon has for them.
-_GLUON_NAMES = {
-    torch.float16: "float16",
-    torch.bfloat16: "bfloat16",
-    torch.float32: "float32",
-}
-
-
-def describe(t: torch.Tensor, rows: int, columns: int) -> Any:
-    """Descriptor of ``[rows, columns]`` tiles of a matrix, with their layout in shared memory."""
-    from triton.experimental.gluon.nvidia.hopper import TensorDescriptor
-
-    return TensorDescriptor.from_tensor(t, [rows, columns], _layout(rows, columns, t.dtype))
-
-
-@functools.cache
-def _layout(rows: int, columns: int, dtype: torch.dtype) -> Any:
-    """How a tile lies in shared memory; worth keeping, a training step launches 90 of these."""
-    from triton.experimental.gluon import language as gl
-
-    element = getattr(gl, _GLUON_NAMES[dtype])
-    return gl.NVMMASharedLayout.get_default_for([rows, columns], element)
 
 
 def hopper_linear_fwd(
@@ -147,5 +119,5 @@ def _run(
         HAS_BIAS=bias is not None, EVEN_N=N % block_n == 0, GELU=gelu,
         KEEP_PRE=pre is not None and not backward, NEED_ACT=out is not None,
         NEED_SUMS=partial is not None, HALVES=plan.rounds > 0, num_warps=config.warps,
-        **pdl_options(pdl, CAPABILITY),
+        **pdl_options(pdl, HOPPER),
     )  # fmt: skip

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 import torch
 
-from fastswin._triton.device import multiprocessor_count
+from fastswin._triton.device import HOPPER, multiprocessor_count
 from fastswin._triton.launch import launch
+from fastswin._triton.tensor_copy import describe
 from fastswin._triton.tiles import cdiv
-from fastswin.ops.hopper_gemm.launch import CAPABILITY, describe
 from fastswin.ops.hopper_resident.config import (
     REGISTERS,
     ROWS,
@@ -101,6 +101,6 @@ def resident_mlp_fwd(
         STEPS=hidden // block_h, STAGES=config.stages(hidden, C), GROUPS=config.groups,
         REGISTERS=REGISTERS[config.groups], OVERLAP=bool(config.overlap),
         POST_NORM=norm is not None, HAS_OFFSET=offset is not None, num_warps=4,
-        **pdl_options(pdl, CAPABILITY),
+        **pdl_options(pdl, HOPPER),
     )  # fmt: skip
     return out

@@ -21,8 +21,9 @@ from fastswin._triton.device import device_capability, multiprocessor_count, on_
 from fastswin._triton.launch import on_grid
 from fastswin._triton.math import gelu, gelu_erf, nearest_tf32, normalize_rows
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.tensor_copy import COPY_BYTES
 from fastswin._triton.tiles import cdiv, split_columns
-from fastswin.ops.hopper_gemm.config import COPY_BYTES, HopperGemmConfig, measured_config
+from fastswin.ops.hopper_gemm.config import HopperGemmConfig, measured_config
 from fastswin.ops.hopper_resident.config import ResidentProductConfig, chosen_product
 from fastswin.ops.linear.config import (
     GemmConfig,

@@ -18,8 +18,8 @@ from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
 from fastswin._triton.math import gelu, nearest_tf32, normalize_rows
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.tensor_copy import COPY_BYTES
 from fastswin._triton.tiles import cdiv, split_columns
-from fastswin.ops.hopper_gemm.config import COPY_BYTES
 from fastswin.ops.hopper_resident.config import ResidentMlpConfig, chosen_mlp
 from fastswin.ops.mlp.config import MlpConfig, default_mlp_config, default_tf32_mlp_config
 

@@ -11,8 +11,9 @@ from fastswin._triton.available import (
     why_not_half,
     why_not_triton,
 )
+from fastswin._triton.cluster import why_no_clusters
 from fastswin._triton.device import device_capability
-from fastswin.ops.swin_block.config import swin_block_blocker, why_no_clusters
+from fastswin.ops.swin_block.config import swin_block_blocker
 from fastswin.ops.swin_block.launch import swin_block_fwd
 from fastswin.ops.swin_block.packing import pack_block
 from fastswin.ops.swin_block.reference import swin_block_ref

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fastswin._triton.available import interpreting, why_no_gluon
+from fastswin._triton.available import why_no_gluon
 
 #: Channels of a head, all that the kernel knows: a program's share of the stream.
 HEAD_DIM = 32
@@ -12,9 +12,6 @@ MAX_HEADS = 6
 
 #: Tokens of a window: in rows of a warp that are not a window's, nobody may be missing.
 MIN_TOKENS, MAX_TOKENS = 49, 64
-
-#: Of the cards that it runs on.
-CAPABILITY = (9, 0)
 
 
 def live_threads(tokens: int) -> int:
@@ -62,15 +59,6 @@ def swin_block_blocker(
     if map_size[0] * map_size[1] * C >= 2**31:
         return "tokens of one image are addressed in 32 bits"
     return gluon_blocker()
-
-
-def why_no_clusters(device_type: str, capability: tuple[int, int]) -> str | None:
-    """Reason why a device does not run the kernel, None where it does."""
-    if device_type != "cuda" or interpreting():
-        return "clusters of programs need a GPU"
-    if capability != CAPABILITY:
-        return f"the kernel is written for compute capability 9.0, this is {capability}"
-    return None
 
 
 def gluon_blocker() -> str | None:

@@ -38,7 +38,8 @@ from fastswin._triton.cluster_memory import (
     cluster_arrive,
     cluster_wait,
     expect_bytes,
-    receive_statistics,
+    joined_statistics,
+    part_statistics,
     send_statistics,
     tail_address,
     wait_bytes,
@@ -61,29 +62,6 @@ HALF = gl.constexpr(64)
 
 #: Bytes of one program's row statistics.
 STATISTICS = gl.constexpr(512)
-
-
-@gluon.jit
-def _statistics(x):
-    """Mean and sum of squared deviations of each row's 32 columns."""
-    mean = gl.sum(x, 1) / HEAD
-    x -= mean[:, None]
-    return mean, gl.sum(x * x, 1)
-
-
-@gluon.jit
-def _joined_statistics(base, row, eps, P: gl.constexpr):
-    """Mean and 1 / deviation of whole rows from those of their P pieces."""
-    mean = gl.zeros_like(row).to(gl.float32)
-    for r in gl.static_range(P):
-        part, _ = receive_statistics(base + r * STATISTICS, row)
-        mean += part
-    mean = mean / P
-    square = gl.zeros_like(mean)
-    for r in gl.static_range(P):
-        part, deviations = receive_statistics(base + r * STATISTICS, row)
-        square += deviations + HEAD * (part - mean) * (part - mean)
-    return mean, gl.rsqrt(square / (HEAD * P) + eps)
 
 
 @gluon.jit
@@ -142,7 +120,7 @@ def _send_rows(x, to_address, barrier, rank, P: gl.constexpr, THREADS: gl.conste
 def _send_statistics(
     mean, deviations, to_address, barrier, row, rank, P: gl.constexpr, N: gl.constexpr
 ):
-    """What :func:`_statistics` says of a program's columns, to all of its cluster."""
+    """What :func:`part_statistics` says of a program's columns, to all of its cluster."""
     for r in gl.static_range(P):
         send_statistics(
             mean, deviations, to_address + rank * STATISTICS, barrier, (rank + r) % P, row, N
@@ -154,10 +132,10 @@ def _norm_behind(
     y, weight, bias, statistics, barrier, row, rank, eps, P: gl.constexpr, N: gl.constexpr
 ):
     """V2's LayerNorm of rows whose columns lie in P programs."""
-    mean, deviations = _statistics(y)
+    mean, deviations = part_statistics(y, HEAD)
     _send_statistics(mean, deviations, statistics, barrier, row, rank, P, N)
     wait_bytes(barrier)
-    mean, rstd = _joined_statistics(statistics, row, eps, P)
+    mean, rstd = joined_statistics(statistics, row, eps, HEAD, P, STATISTICS)
     return (y - mean[:, None]) * rstd[:, None] * weight + bias
 
 
@@ -284,7 +262,7 @@ def _swin_block_kernel(
     rounded = x.to(dtype)
     _send_rows(rounded, rows2, barriers + 8, head, P, THREADS)
     if not V2:
-        mean, deviations = _statistics(rounded.to(gl.float32))
+        mean, deviations = part_statistics(rounded.to(gl.float32), HEAD)
         _send_statistics(mean, deviations, statistics2, barriers + 8, row, head, P, N)
 
     bias1 = vector_row(fc1_bias_ptr, head * HIDDEN, HALF)
@@ -292,7 +270,7 @@ def _swin_block_kernel(
     mbarrier.wait(ready.index(1), 0)
     wait_bytes(barriers + 8)
     if not V2:
-        mean, rstd = _joined_statistics(statistics2, row, eps, P)
+        mean, rstd = joined_statistics(statistics2, row, eps, HEAD, P, STATISTICS)
     piece = receive_piece(rows2, dtype, THREADS, operand(HEAD))
     pieces = (_normalized(piece, mean, rstd, not V2),)
     for r in gl.static_range(1, P):

@@ -7,8 +7,9 @@ from typing import Any
 import torch
 
 from fastswin._triton.cluster import launch_clusters
-from fastswin.ops.hopper_gemm.launch import describe
-from fastswin.ops.swin_block.config import CAPABILITY, HEAD_DIM, live_threads, tail_bytes
+from fastswin._triton.device import HOPPER
+from fastswin._triton.tensor_copy import describe
+from fastswin.ops.swin_block.config import HEAD_DIM, live_threads, tail_bytes
 from fastswin.ops.swin_block.packing import PackedBlock
 from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.ops.window_attention.launch import check_grid
@@ -60,6 +61,6 @@ def swin_block_fwd(
         *(weights.norm2 or (x, x)), out, describe(weights.heads, 4 * HEAD_DIM, HEAD_DIM),
         describe(weights.fc1, units, HEAD_DIM), describe(weights.fc2, HEAD_DIM, units),
         scale * LOG2_E, eps, H, W, per_col, per_row,
-        **constants, num_warps=4, **pdl_options(pdl, CAPABILITY),
+        **constants, num_warps=4, **pdl_options(pdl, HOPPER),
     )  # fmt: skip
     return out

@@ -6,7 +6,7 @@ import dataclasses
 
 import torch
 
-from fastswin.ops.hopper_gemm.config import COPY_BYTES
+from fastswin._triton.tensor_copy import COPY_BYTES
 from fastswin.ops.swin_block.config import HEAD_DIM
 
 Vector = torch.Tensor | None

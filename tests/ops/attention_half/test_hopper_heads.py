@@ -8,6 +8,7 @@ from gluon_threads import Descriptor, Pointer, run_source
 from hopper_heads_cases import EPS, make_problem
 
 from fastswin.engine.operators import packed_heads_attention
+from fastswin.ops.attention_half import config as attention_config
 from fastswin.ops.attention_half import heads, hopper_heads, hopper_launch
 from fastswin.ops.attention_half.config import (
     HeadsConfig,
@@ -131,6 +132,22 @@ def test_halves_that_it_does_not_take(changed, words):
     assert reason is not None
     with pytest.raises(ValueError, match=words):
         raise ValueError(reason)
+
+
+def test_a_triton_without_its_dialect_says_so(monkeypatch):
+    """Copies of 16 bytes a thread are a part of Gluon that the other Hopper kernels do not need."""
+    monkeypatch.setattr(attention_config, "why_no_gluon", lambda module: f"no {module}")
+    reason = hopper_heads_blocker(128, 4, (7, 7), (14, 14))
+    assert reason == "no fastswin.ops.attention_half.hopper_heads"
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_norm_and_its_statistics_belong_together(version):
+    """V1 without statistics would leave rows as they are, V2 with them would normalise."""
+    problem = make_problem(version=version)
+    wrong = None if version == 1 else torch.zeros(2, 1, 196)
+    with pytest.raises(ValueError, match="eps and norm_stats together"):
+        hopper_launch.hopper_heads_fwd(*problem.packed(), norm_stats=wrong)
 
 
 def test_engine_falls_back_where_statistics_are_missing(monkeypatch):

@@ -6,22 +6,12 @@ import pytest
 import torch
 from hopper_heads_cases import make_problem
 
-from fastswin._triton.device import device_capability
 from fastswin.ops.attention_half.hopper_launch import hopper_heads_fwd
-from fastswin.ops.swin_block.config import why_no_clusters
 from fastswin.testing.tolerance import assert_close_to_oracle
 
 pytestmark = pytest.mark.gpu
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@pytest.fixture
-def cuda():
-    device = torch.device("cuda")
-    if reason := why_no_clusters(device.type, device_capability(device)):
-        pytest.skip(reason)
-    return device
 
 
 def check(problem):

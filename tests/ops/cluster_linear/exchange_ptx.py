@@ -12,6 +12,7 @@ import re
 
 import torch
 
+from fastswin._triton.gluon_tiles import accumulator
 from fastswin.ops.cluster_linear import exchange
 
 STORE = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
@@ -132,7 +133,7 @@ def tile_places(block_m, block_n):
     Layout of ``wgmma``'s results (PTX ISA, "Register Fragments and Shared Memory Matrix Layouts"):
     a warp has 16 rows.
     """
-    layout = exchange.tile_layout(block_m, block_n)
+    layout = accumulator(block_n, block_m)
     assert (list(layout.version), list(layout.warps_per_cta)) == ([3, 0], [block_m // 16, 1])
     assert list(layout.instr_shape[:2]) == [16, block_n]
     thread, register = torch.arange(2 * block_m)[:, None], torch.arange(block_n // 2)

@@ -8,6 +8,7 @@ import pytest
 import torch
 from exchange_ptx import received, rows_places, sent, tile_places
 
+from fastswin._triton.gluon_tiles import accumulator
 from fastswin.ops.cluster_linear import exchange
 
 #: Rows and columns of a tile, programs that share it.
@@ -76,7 +77,7 @@ def test_layouts_hold_each_place_once(places, tile):
 
 def test_alone_a_program_adds_the_tile_as_it_lies():
     for tile in itertools.product((64, 128), (64, 128)):
-        assert exchange.rows_layout(*tile, 1) == exchange.tile_layout(*tile)
+        assert exchange.rows_layout(*tile, 1) == accumulator(tile[1], tile[0])
 
 
 @pytest.mark.parametrize("number", [0, 1])

@@ -24,7 +24,6 @@ from fastswin.ops.cluster_linear.config import (
     default_cluster_linear_config,
     default_post_norm_config,
     ring_slots,
-    why_no_cluster_linear,
 )
 
 pytestmark = pytest.mark.gpu
@@ -37,14 +36,6 @@ SHAPES = [(row[0], *shape) for shape, ranges in MEASURED.items() for row in rang
 
 #: Every tile and number of programs that share it.
 TILES = list(itertools.product((64, 128), (64, 128), (1, 2, 4, 8)))
-
-
-@pytest.fixture
-def cuda():
-    device = torch.device("cuda")
-    if reason := why_no_cluster_linear(device, torch.float16):
-        pytest.skip(reason)
-    return device
 
 
 def run(made, config, out=None, stats_out=None, pdl=False):

@@ -6,7 +6,8 @@ import pytest
 import torch
 from gluon_clusters import ROW
 
-from fastswin.ops.hopper_gemm.launch import _layout
+from fastswin._triton.cluster import why_no_clusters
+from fastswin._triton.tensor_copy import _layout
 from fastswin.ops.swin_block import config
 from fastswin.ops.swin_block.config import (
     MAX_HEADS,
@@ -15,7 +16,6 @@ from fastswin.ops.swin_block.config import (
     live_threads,
     swin_block_blocker,
     tail_bytes,
-    why_no_clusters,
 )
 from fastswin.ops.swin_block.packing import pack_block
 from fastswin.testing.aot import SHARED_MEMORY_LIMIT

@@ -7,9 +7,7 @@ import torch
 from swin_block_cases import in_double, make_block
 
 from fastswin._triton.cluster import clusters_at_once
-from fastswin._triton.device import device_capability
 from fastswin.ops.swin_block import launch, swin_block
-from fastswin.ops.swin_block.config import why_no_clusters
 from fastswin.ops.swin_block.packing import pack_block
 from fastswin.ops.window_attention.packing import pack_bias, pack_head_scale
 from fastswin.testing.tolerance import assert_close_to_oracle
@@ -17,14 +15,6 @@ from fastswin.testing.tolerance import assert_close_to_oracle
 pytestmark = pytest.mark.gpu
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
-
-
-@pytest.fixture
-def cuda():
-    device = torch.device("cuda")
-    if reason := why_no_clusters(device.type, device_capability(device)):
-        pytest.skip(reason)
-    return device
 
 
 def run(made, **changed):
