@@ -6,8 +6,12 @@ batch sizes and image size; a batch takes the next rung up (its unused rows hold
 results are dropped) and batches above the ladder are cut into pieces of the top rung.
 
 All graphs share one memory pool, so they must not run at the same time: replays are chained by an
-event across streams. At most ``max_graphs`` are kept, the least recently used goes first. Results
-are copied out, so they stay valid whatever runs next.
+event across streams. At most ``max_graphs`` are kept, the least recently used goes first.
+
+Results are tensors of their own, so they stay valid whatever runs next. Where a trial at capture
+has shown that it can (graph_trial.py), a graph reads the caller's images and writes the results
+where they are; else, and for images of another dtype, of other strides or fewer than the rung's,
+one launch more copies the images in, and one for each result copies it out.
 """
 
 from __future__ import annotations
@@ -19,6 +23,9 @@ from typing import Any
 
 import torch
 
+from fastswin.engine.graph_addresses import GraphAddresses, readable
+from fastswin.engine.graph_driver import DriverError
+from fastswin.engine.graph_trial import redirect
 from fastswin.engine.library_workspace import library_workspace_in_pool
 
 Outputs = list[torch.Tensor]
@@ -32,12 +39,41 @@ class _Captured:
     images: torch.Tensor
     outputs: Outputs
     keep: object  # a graph holds addresses, not references, of the tensors it reads
+    addresses: GraphAddresses | None = None
+    why_copies: str = "graphs are not redirected"
+
+    def replay(self, images: torch.Tensor) -> Outputs:
+        """Results of up to a rung's images, in tensors of their own.
+
+        The caller's images may be freed and results be used as after any operation on the current
+        stream, and replays that are still running keep the addresses that they were launched with.
+        """
+        whole = len(images) == len(self.images)
+        source, results = self.images, self.outputs
+        if self.addresses is not None:
+            if readable(images, self.images):
+                source = images
+            if whole and self.addresses.moves_results:
+                results = [torch.empty_like(out) for out in self.outputs]
+            try:
+                self.addresses.set(source, results)
+            except DriverError as error:
+                self.graph.instantiate()  # with the addresses of the capture
+                self.addresses, self.why_copies = None, str(error)
+                source, results = self.images, self.outputs
+        if source is not images:
+            self.images[: len(images)].copy_(images)
+        self.graph.replay()
+        if results is not self.outputs:
+            return results
+        return [out[: len(images)].clone() for out in self.outputs]
 
 
 class GraphLadder:
     """Replays ``run(kind, images) -> (outputs, keep)`` through captured graphs; not thread-safe.
 
-    ``keep`` is whatever the outputs were computed from and must live as long as the graph.
+    ``keep`` is whatever the outputs were computed from and must live as long as the graph. With
+    ``redirects`` off, graphs copy images and results.
     """
 
     def __init__(
@@ -48,7 +84,9 @@ class GraphLadder:
         dtype: torch.dtype,
         batch_sizes: tuple[int, ...],
         max_graphs: int,
+        redirects: bool = True,
     ) -> None:
+        self.redirects = redirects
         self.run, self.device, self.dtype = run, device, dtype
         self.batch_sizes = tuple(sorted(set(batch_sizes)))
         self.max_graphs = max_graphs
@@ -68,6 +106,10 @@ class GraphLadder:
     def keys(self) -> list[Hashable]:
         """Captured (kind, batch, image shape), least recently used first."""
         return list(self._graphs)
+
+    def why_copies(self) -> dict[Hashable, str]:
+        """By captured graph: why calls copy images or results, empty where they need not."""
+        return {key: captured.why_copies for key, captured in self._graphs.items()}
 
     def clear(self) -> None:
         """Drop every graph, for example because the weights they point to were replaced."""
@@ -90,9 +132,7 @@ class GraphLadder:
                 torch.cuda.synchronize(self.device)  # the oldest graph may still be running
                 self._graphs.popitem(last=False)
         self._graphs.move_to_end(key)
-        captured.images[:batch].copy_(images)
-        captured.graph.replay()
-        outputs = [out[:batch].clone() for out in captured.outputs]
+        outputs = captured.replay(images)
         self._idle.record(stream)
         return outputs
 
@@ -108,7 +148,7 @@ class GraphLadder:
         torch.cuda.synchronize(self.device)
         if self._pool is None:
             self._pool = torch.cuda.graph_pool_handle()
-        graph = torch.cuda.CUDAGraph()
+        graph = torch.cuda.CUDAGraph(keep_graph=True)  # tells where its kernels' addresses are
         with (
             library_workspace_in_pool(),
             torch.cuda.graph(
@@ -117,4 +157,8 @@ class GraphLadder:
         ):
             outputs, keep = self.run(kind, static)
         current.wait_stream(self._side)
-        return _Captured(graph, static, outputs, keep)
+        graph.instantiate()
+        captured = _Captured(graph, static, outputs, keep)
+        if self.redirects:
+            captured.addresses, captured.why_copies = redirect(graph, static, outputs)
+        return captured
