@@ -27,6 +27,7 @@ from fastswin.engine.graph_driver import (
     Driver,
     DriverError,
     KernelParams,
+    packed_list,
 )
 
 #: Triton and the libraries choose kernels by whether addresses are multiples of this.
@@ -61,8 +62,14 @@ class _Kernel:
             for value in values
         ]
         self.params = params
-        self._pointers = (ctypes.c_void_p * len(values))(*map(ctypes.addressof, self.arguments))
-        params.values = self._pointers
+        starts = list(map(ctypes.addressof, self.arguments))
+        if params.extra:
+            self._size = ctypes.c_size_t(len(values[0]))
+            self._pointers = packed_list(starts[0], self._size)
+            params.extra = ctypes.addressof(self._pointers)
+        else:
+            self._pointers = (ctypes.c_void_p * len(values))(*starts)
+            params.values = self._pointers
 
 
 class GraphAddresses:
@@ -151,10 +158,7 @@ class GraphAddresses:
     def _take(self, driver: Driver, node: int) -> _Kernel | None:
         """A kernel that holds addresses, noted with its places."""
         params = driver.kernel(node)
-        sizes = driver.sizes(params)
-        if sizes and not params.values:
-            raise RedirectError("a kernel's arguments are packed")
-        values = [ctypes.string_at(params.values[i], size) for i, size in enumerate(sizes)]
+        values = driver.arguments(params)
         places = []
         for argument, value in enumerate(values):
             for word, at in enumerate(memoryview(value)[: len(value) & -8].cast("Q")):

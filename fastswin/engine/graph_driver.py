@@ -15,6 +15,9 @@ from typing import Any
 KERNEL, MEMCPY, MEMSET = 0, 1, 2
 SILENT_NODES = {5: "empty", 6: "event wait", 7: "event record"}
 
+#: Keys of a list that gives a kernel all of its arguments in one buffer, as libraries do.
+_END, _BUFFER, _BUFFER_BYTES = 0, 1, 2
+
 _INVALID_VALUE = 1  # CUDA_ERROR_INVALID_VALUE: what lies behind a kernel's last parameter
 
 #: CUDA_MEMCPY3D_v2 and CUDA_MEMSET_NODE_PARAMS in words of 8 bytes: addresses are whole words.
@@ -103,6 +106,27 @@ class Driver:
         self._ask("cuGraphKernelNodeGetParams_v2", node, byref(params))
         return params
 
+    def arguments(self, params: KernelParams) -> list[bytes]:
+        """A kernel's arguments, or the one buffer of all if they are packed."""
+        if params.extra:
+            return [self._packed(params.extra)]
+        sizes = self.sizes(params)
+        return [ctypes.string_at(params.values[i], size) for i, size in enumerate(sizes)]
+
+    @staticmethod
+    def _packed(extra: int) -> bytes:
+        found: dict[int, int] = {}
+        entries = ctypes.cast(extra, POINTER(c_void_p))
+        at = 0
+        while (key := entries[at] or _END) != _END:
+            if key not in (_BUFFER, _BUFFER_BYTES):
+                raise DriverError(f"arguments are given by key {key}, which is not known")
+            found[key] = entries[at + 1] or 0
+            at += 2
+        if found.keys() != {_BUFFER, _BUFFER_BYTES}:
+            raise DriverError("packed arguments without a buffer or its size")
+        return ctypes.string_at(found[_BUFFER], c_size_t.from_address(found[_BUFFER_BYTES]).value)
+
     def sizes(self, params: KernelParams) -> list[int]:
         """Bytes of each of a kernel's parameters."""
         name, handle = "cuFuncGetParamInfo", params.function
@@ -129,6 +153,11 @@ class Driver:
             self._calls["cuGraphExecKernelNodeSetParams_v2"],
             c_void_p(executable), c_void_p(node), byref(params),
         )  # fmt: skip
+
+
+def packed_list(buffer: int, size: c_size_t) -> ctypes.Array[c_void_p]:
+    """The list that gives a kernel its arguments in one buffer, for ``KernelParams.extra``."""
+    return (c_void_p * 5)(_BUFFER, buffer, _BUFFER_BYTES, ctypes.addressof(size), _END)
 
 
 @functools.cache

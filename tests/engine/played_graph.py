@@ -11,7 +11,13 @@ import functools
 
 import torch
 
-from fastswin.engine.graph_driver import KERNEL, DriverError, KernelParams
+from fastswin.engine.graph_driver import (
+    KERNEL,
+    Driver,
+    DriverError,
+    KernelParams,
+    packed_list,
+)
 
 CLASSES = 5
 
@@ -19,20 +25,28 @@ CLASSES = 5
 class Node:
     """A node: a kernel's arguments as bytes, or the words of a copy or a fill."""
 
-    def __init__(self, *arguments, run=None, node_type=KERNEL, words=()):
+    def __init__(self, *arguments, run=None, node_type=KERNEL, words=(), packed=False):
         self.arguments, self.run = [bytes(a) for a in arguments], run
+        self.packed = packed
+        assert not packed or len(arguments) == 1
         self.node_type, self.words = node_type, list(words)
         self._buffers = [ctypes.create_string_buffer(a, len(a)) for a in self.arguments]
         self._pointers = (ctypes.c_void_p * len(self._buffers))(
             *map(ctypes.addressof, self._buffers)
         )
 
+        self._size = ctypes.c_size_t(len(self.arguments[0]) if packed else 0)
+        self._list = packed_list(self._pointers[0], self._size) if packed else None
+
     def params(self):
+        if self.packed:
+            extra = ctypes.addressof(self._list)
+            return KernelParams(function=1, shared_bytes=7, extra=extra)
         return KernelParams(function=1, shared_bytes=7, values=self._pointers)
 
 
-class PlayedDriver:
-    """graph_driver.Driver of one graph; ``fails`` refuses every change after so many."""
+class PlayedDriver(Driver):
+    """The driver of one graph; ``fails`` refuses every change after so many."""
 
     def __init__(self, graph, fails=None):
         self.graph, self.fails, self.changes = graph, fails, []
@@ -65,10 +79,13 @@ class PlayedDriver:
             return 1
         assert executable == self.graph.raw_cuda_graph_exec()
         assert params.shared_bytes == 7
-        sizes = [len(a) for a in self.graph.nodes[node - 1].arguments]
-        self.graph.running[node - 1] = [
-            ctypes.string_at(params.values[i], size) for i, size in enumerate(sizes)
-        ]
+        found = self.graph.nodes[node - 1]
+        sizes = [len(a) for a in found.arguments]
+        self.graph.running[node - 1] = (
+            self.arguments(params)
+            if found.packed
+            else [ctypes.string_at(params.values[i], size) for i, size in enumerate(sizes)]
+        )
         self.changes.append(node)
         return 0
 

@@ -83,6 +83,35 @@ def test_one_kernel_with_several_places_is_set_once(played):
     assert made.driver.changes == [1]
 
 
+def test_packed_arguments_are_changed_in_their_buffer(played):
+    """How libraries launch: all arguments in one buffer, with its size."""
+
+    def change(made):
+        model = made.model
+        both = pointer(model.sums) + bytes(8) + pointer(model.logits)
+        model.nodes[1] = Node(
+            both, packed=True, run=lambda all_of_it: model._head(all_of_it[:8], all_of_it[8:])
+        )
+        model.nodes.insert(0, Node(bytes(24), packed=True))
+
+    made = played(change=change)
+    captured = made.captured()
+    assert captured.why_copies == ""
+    for seed in range(2):
+        images = some_images(seed=seed)
+        assert torch.equal(captured.replay(images)[0], expected(images))
+
+
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [((1, 64, 0), "without a buffer or its size"), ((7, 64, 0), "key 7")],
+)
+def test_lists_that_nobody_knows_are_refused(entries, reason):
+    extra = (ctypes.c_void_p * len(entries))(*entries)
+    with pytest.raises(DriverError, match=reason):
+        PlayedDriver(None).arguments(KernelParams(extra=ctypes.addressof(extra)))
+
+
 def test_calls_read_and_write_the_callers_memory(played):
     captured = (made := played()).captured()
     made.model.images.fill_(float("nan"))
