@@ -23,7 +23,6 @@ from fastswin.ops.cluster_linear.config import (
     default_post_norm_config,
     gluon_blocker,
 )
-from fastswin.ops.linear.config import OneShotConfig
 
 Pair = tuple[int, int]
 
@@ -47,10 +46,6 @@ CLUSTER_STAGES: ClusterStages = {
     (2, 768): 256,
     (2, 1024): 256,
 }
-
-#: Where small_batch.py's one-shot products are as fast or faster: fc1 of these channels, and
-#: proj up to so many values of its result (576 rows of 512 channels took twice as long).
-ONE_SHOT_FC1, ONE_SHOT_PROJ_VALUES = (192,), 210_000
 
 
 def choose_clusters(
@@ -99,12 +94,6 @@ def choose_clusters(
             if whole_rows is not None:
                 tiles[layer] = whole_rows
                 normed.append(layer)
-                continue
-        kept = launch.get(layer)
-        if isinstance(kept, OneShotConfig) and N % kept.block_n == 0:
-            fast = layer == "fc1" and C in ONE_SHOT_FC1
-            if fast or (layer == "proj" and M * C <= ONE_SHOT_PROJ_VALUES):
-                tiles[layer] = kept
                 continue
         found = default_cluster_linear_config(M, N, K)
         if found is None:

@@ -2,7 +2,7 @@
 
 ``M`` rows, ``N`` output and ``K`` input channels. Shared memory of a program, in bytes:
 
-    slots * (block_m + block_n) * 128       ring of operand tiles, 64 channels of K each
+    slots * (block_m + block_n) * block_k * 2       ring of operand tiles
     splits > 1: block_m * block_n * 4       sums of its rows from all programs of its tile
     post-norm: N / block_n * block_m / splits * 8       statistics of its rows from all tiles
     512                                     barriers, alignment
@@ -21,8 +21,14 @@ from fastswin._triton.device import device_capability
 from fastswin._triton.tensor_copy import COPY_BYTES
 from fastswin._triton.tiles import cdiv
 
-#: Channels of K in one step: a row of shared memory that is swizzled whole, in half precision.
+#: Channels of K in the narrowest step: a row of shared memory that is swizzled whole, in half
+#: precision. A copy of so many takes its warp 75 ns to ask for (H200), however few its rows; of a
+#: step of 128 or 256 channels as many warps ask for a part each.
 BLOCK_K = 64
+
+#: Rows of a tile below which the weight is the product's first operand, whose lines tensor cores
+#: take by 64.
+NARROW = 64
 
 #: Bytes that a program may have at compute capability 9.0.
 MAX_SHARED_BYTES = 227 * 1024
@@ -36,20 +42,32 @@ class ClusterLinearConfig:
     """Launch options.
 
     Attributes:
-        block_m: rows of a tile, 64 or 128; a program has a warp for 16 of them.
+        block_m: rows of a tile: 64 or 128, or 16 or 32 with the operands in the other order.
         block_n: columns of a tile, 64 or 128.
         splits: programs of a cluster, which share one tile's K: 1, 2, 4 or 8.
         slots: operand tiles in the ring; a program that has as many as steps loads all at once.
+        block_k: channels of K in one step, 64, 128 or 256.
     """
 
     block_m: int
     block_n: int
     splits: int
     slots: int
+    block_k: int = BLOCK_K
+
+    @property
+    def narrow(self) -> bool:
+        """Whether the weight is the first operand."""
+        return self.block_m < NARROW
+
+    @property
+    def warps(self) -> int:
+        """Of a program: one for 16 lines of the first operand."""
+        return (self.block_n if self.narrow else self.block_m) // 16
 
     def steps(self, K: int) -> int:
-        """Steps of 64 channels that each program multiplies."""
-        return K // (BLOCK_K * self.splits)
+        """Steps that each program multiplies."""
+        return K // (self.block_k * self.splits)
 
     def programs(self, N: int, post_norm: bool) -> int:
         """Programs of a cluster: of a tile, with a post-norm of all tiles of a row."""
@@ -63,43 +81,69 @@ class ClusterLinearConfig:
 
     def shared_bytes(self, N: int = 0, post_norm: bool = False) -> int:
         """Shared memory of a program, with 256 bytes of barriers of the ring."""
-        ring = self.slots * 2 * BLOCK_K * (self.block_m + self.block_n)
+        ring = self.slots * 2 * self.block_k * (self.block_m + self.block_n)
         return ring + self.tail_bytes(N, post_norm) + 256
 
 
 def ring_slots(
-    block_m: int, block_n: int, splits: int, K: int, N: int = 0, post_norm: bool = False
+    block_m: int,
+    block_n: int,
+    splits: int,
+    K: int,
+    N: int = 0,
+    post_norm: bool = False,
+    block_k: int = BLOCK_K,
 ) -> int:
     """As many slots as a program has steps, or as fit."""
-    empty = ClusterLinearConfig(block_m, block_n, splits, 0)
-    one = 2 * BLOCK_K * (block_m + block_n)
+    empty = ClusterLinearConfig(block_m, block_n, splits, 0, block_k)
+    one = 2 * block_k * (block_m + block_n)
     return min(empty.steps(K), (MAX_SHARED_BYTES - empty.shared_bytes(N, post_norm)) // one)
 
 
-#: Fastest tiles of rows up to a number, by (N, K) of the named variants (H200: chains that start
-#: with a cold L2, then whole models where a change was worth it): (rows, block_m, block_n, splits).
-MEASURED: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {
-    (192, 768): ((1024, 64, 64, 1),),
-    (256, 1024): ((1024, 64, 64, 1),),
-    (1024, 256): ((1024, 64, 64, 1),),
-    (384, 384): ((256, 64, 64, 2), (1024, 64, 128, 1)),
-    (384, 1536): ((256, 64, 64, 4), (1024, 64, 128, 2)),
-    (1536, 384): ((1024, 64, 64, 1),),
-    (512, 512): ((640, 64, 64, 1),),
-    (1536, 512): ((256, 64, 64, 1), (640, 128, 64, 1)),
-    (2048, 512): ((256, 64, 64, 1), (640, 128, 64, 1)),
-    (512, 2048): ((256, 64, 128, 4), (640, 64, 128, 2)),
-    (768, 768): ((64, 64, 64, 4), (256, 64, 128, 2), (640, 64, 64, 1)),
-    (2304, 768): ((64, 64, 64, 1), (640, 128, 128, 1)),
-    (3072, 768): ((49, 64, 64, 1), (64, 64, 64, 2), (256, 64, 128, 1), (640, 128, 128, 1)),
-    (768, 3072): ((49, 64, 64, 4), (64, 64, 64, 8), (256, 64, 128, 4), (640, 64, 128, 2)),
-    (1024, 1024): ((64, 64, 64, 2),),
-    (3072, 1024): ((64, 64, 128, 4),),
-    (4096, 1024): ((64, 64, 128, 2), (256, 64, 128, 1)),
-    (1024, 4096): ((64, 64, 128, 8), (256, 64, 128, 4)),
-    (4608, 1536): ((64, 64, 64, 1),),
-    (6144, 1536): ((64, 64, 64, 1),),
-    (1536, 6144): ((64, 64, 64, 4),),
+#: Rows up to a number, then block_m, block_n, splits and block_k of their fastest tiles.
+Measured = tuple[tuple[int, int, int, int, int], ...]
+
+#: Fastest tiles by (N, K) of the named variants (H200: chains that start with a cold L2, then whole
+#: models where a change was worth it); patch merging's products among them.
+MEASURED: dict[tuple[int, int], Measured] = {
+    (192, 192): ((3200, 32, 64, 1, 64),),
+    (768, 192): ((3200, 32, 128, 1, 64),),
+    (192, 384): ((1024, 32, 64, 1, 128),),
+    (192, 768): ((1024, 32, 64, 1, 256), (2000, 64, 64, 1, 128), (3200, 128, 64, 1, 128)),
+    (256, 256): ((2400, 32, 64, 1, 64),),
+    (768, 256): ((1024, 32, 128, 1, 128),),
+    (1024, 256): ((2000, 32, 128, 1, 128), (2400, 64, 64, 1, 256)),
+    (256, 512): ((1024, 64, 64, 1, 64),),
+    (256, 1024): ((1024, 32, 64, 1, 128), (2000, 64, 64, 1, 128), (2400, 64, 128, 1, 64)),
+    (384, 384): ((256, 16, 64, 1, 64), (640, 32, 64, 1, 64), (1024, 32, 128, 1, 64)),
+    (1536, 384): ((640, 32, 64, 1, 128), (1024, 64, 64, 1, 64)),
+    (384, 768): ((256, 32, 64, 1, 128), (640, 32, 64, 1, 256), (1024, 64, 64, 1, 64)),
+    (384, 1536): ((256, 32, 64, 2, 128), (640, 32, 64, 1, 128), (1024, 64, 128, 2, 64)),
+    (512, 512): ((256, 32, 64, 1, 64), (640, 32, 64, 1, 128)),
+    (1536, 512): ((256, 64, 64, 1, 128), (640, 128, 64, 1, 128)),
+    (2048, 512): ((256, 64, 64, 1, 256), (400, 64, 128, 1, 128), (640, 128, 128, 1, 128)),
+    (512, 1024): ((256, 32, 64, 1, 128), (640, 64, 64, 1, 128)),
+    (512, 2048): ((256, 32, 64, 2, 256), (400, 64, 64, 2, 128), (640, 64, 128, 2, 64)),
+    (768, 768): ((256, 32, 64, 1, 128), (640, 64, 64, 1, 256)),
+    (2304, 768): ((100, 64, 64, 1, 128), (256, 64, 128, 1, 128), (640, 128, 128, 1, 64)),
+    (3072, 768): ((100, 64, 64, 1, 256), (256, 64, 128, 1, 64), (640, 128, 128, 1, 64)),
+    (768, 1536): ((64, 32, 64, 2, 256), (256, 32, 64, 1, 128)),
+    (768, 3072): (
+        (49, 64, 64, 4, 64),
+        (100, 64, 64, 4, 128),
+        (256, 64, 128, 4, 64),
+        (640, 64, 128, 2, 64),
+    ),
+    (1024, 1024): ((64, 16, 64, 1, 128), (256, 32, 64, 1, 256)),
+    (3072, 1024): ((64, 64, 64, 2, 256), (256, 64, 128, 1, 64)),
+    (4096, 1024): ((64, 64, 64, 2, 256), (256, 64, 128, 1, 64)),
+    (1024, 2048): ((64, 32, 64, 2, 256), (256, 64, 64, 2, 128)),
+    (1024, 4096): ((64, 64, 128, 8, 128), (256, 64, 128, 4, 64)),
+    (1536, 1536): ((64, 64, 64, 2, 128),),
+    (4608, 1536): ((64, 64, 64, 1, 64),),
+    (6144, 1536): ((64, 64, 128, 2, 128),),
+    (1536, 3072): ((64, 64, 64, 4, 128),),
+    (1536, 6144): ((64, 64, 64, 4, 64),),
 }
 
 #: Programs that a card of 132 multiprocessors holds at once, one each, by splits: clusters do not
@@ -112,19 +156,22 @@ def default_cluster_linear_config(M: int, N: int, K: int) -> ClusterLinearConfig
 
     None where the kernel takes no tiles.
     """
-    for rows, block_m, block_n, splits in MEASURED.get((N, K), ()):
+    for rows, *tile in MEASURED.get((N, K), ()):
         if rows >= M:
-            return _with_ring(block_m, block_n, splits, K)
+            return _with_ring(K, *tile)
     candidates = [
-        _with_ring(block_m, block_n, splits, K)
+        _with_ring(K, block_m, block_n, splits)
         for block_m, block_n, splits in itertools.product((64, 128), (64, 128), AT_ONCE)
     ]
     able = [config for config in candidates if config_blocker(config, M, N, K) is None]
     return min(able, key=lambda config: _expected_us(config, M, N, K), default=None)
 
 
-def _with_ring(block_m: int, block_n: int, splits: int, K: int) -> ClusterLinearConfig:
-    return ClusterLinearConfig(block_m, block_n, splits, ring_slots(block_m, block_n, splits, K))
+def _with_ring(
+    K: int, block_m: int, block_n: int, splits: int, block_k: int = BLOCK_K
+) -> ClusterLinearConfig:
+    slots = ring_slots(block_m, block_n, splits, K, block_k=block_k)
+    return ClusterLinearConfig(block_m, block_n, splits, slots, block_k)
 
 
 def _expected_us(config: ClusterLinearConfig, M: int, N: int, K: int) -> float:
@@ -142,25 +189,25 @@ def _expected_us(config: ClusterLinearConfig, M: int, N: int, K: int) -> float:
 
 
 #: Tiles with a post-norm: all of a row are one cluster, so columns are few. As MEASURED.
-MEASURED_POST_NORM: dict[tuple[int, int], tuple[tuple[int, int, int, int], ...]] = {
-    (192, 192): ((1024, 64, 64, 1),),
-    (192, 768): ((1024, 64, 64, 2),),
-    (256, 256): ((1024, 64, 64, 1),),
-    (256, 1024): ((1024, 64, 128, 2),),
-    (384, 384): ((640, 64, 64, 1),),
-    (384, 1536): ((640, 64, 128, 4),),
-    (512, 512): ((640, 64, 64, 2),),
-    (512, 2048): ((640, 64, 128, 4),),
-    (768, 768): ((256, 64, 64, 1),),
+MEASURED_POST_NORM: dict[tuple[int, int], Measured] = {
+    (192, 192): ((1024, 64, 64, 1, 64),),
+    (192, 768): ((1024, 64, 64, 1, 128),),
+    (256, 256): ((1024, 64, 64, 1, 64),),
+    (256, 1024): ((1024, 64, 64, 1, 128),),
+    (384, 384): ((640, 64, 64, 1, 64),),
+    (384, 1536): ((640, 64, 64, 2, 128),),
+    (512, 512): ((640, 64, 64, 2, 64),),
+    (512, 2048): ((640, 64, 64, 2, 128),),
+    (768, 768): ((256, 64, 64, 1, 64),),
 }
 
 
 def default_post_norm_config(M: int, N: int, K: int) -> ClusterLinearConfig | None:
     """The measured tiles of a product with a post-norm; None where nothing was measured."""
-    for rows, block_m, block_n, splits in MEASURED_POST_NORM.get((N, K), ()):
+    for rows, block_m, block_n, splits, block_k in MEASURED_POST_NORM.get((N, K), ()):
         if rows >= M:
-            slots = ring_slots(block_m, block_n, splits, K, N, post_norm=True)
-            return ClusterLinearConfig(block_m, block_n, splits, slots)
+            slots = ring_slots(block_m, block_n, splits, K, N, True, block_k)
+            return ClusterLinearConfig(block_m, block_n, splits, slots, block_k)
     return None
 
 
@@ -168,10 +215,14 @@ def config_blocker(
     config: ClusterLinearConfig, M: int, N: int, K: int, post_norm: bool = False
 ) -> str | None:
     """Reason why the kernel does not take a product, None where it does."""
-    if config.block_m not in (64, 128) or config.block_n not in (64, 128):
-        return f"tiles of 64 or 128 rows and columns are needed, not {config}"
-    if config.splits not in (1, 2, 4, 8) or config.slots < 2:
-        return f"1, 2, 4 or 8 splits and two slots or more are needed, not {config}"
+    if config.block_m not in (16, 32, 64, 128) or config.block_n not in (64, 128):
+        return f"tiles of 16, 32, 64 or 128 rows and 64 or 128 columns are needed, not {config}"
+    if config.splits not in (1, 2, 4, 8) or config.block_k not in (64, 128, 256):
+        return f"1, 2, 4 or 8 splits and steps of 64, 128 or 256 channels are needed, not {config}"
+    if config.narrow and config.block_m // config.splits < 8:
+        return f"each of {config.splits} programs adds 8 of {config.block_m} rows or more"
+    if config.narrow and post_norm:
+        return f"a post-norm needs tiles of {NARROW} rows or more, not {config.block_m}"
     if N % config.block_n or not N:
         return f"{N} columns are no multiple of block_n={config.block_n}"
     shared = config.shared_bytes(N, post_norm)
@@ -179,8 +230,10 @@ def config_blocker(
         return f"{config} takes {shared} of {MAX_SHARED_BYTES} bytes"
     if config.programs(N, post_norm) > MAX_PROGRAMS:
         return f"a row of {N} columns takes {config.programs(N, post_norm)} programs of 16"
-    if K % (BLOCK_K * config.splits) or config.steps(K) < config.slots:
-        return f"{K} input channels are no {config.splits} times {config.slots} or more of 64"
+    if not K or K % (config.block_k * config.splits):
+        return f"{K} input channels are no multiple of {config.splits} times {config.block_k}"
+    if config.slots != config.steps(K) and not 2 <= config.slots < config.steps(K):
+        return f"a ring for {config.steps(K)} steps has two slots to as many, not {config.slots}"
     if cdiv(M, config.block_m) * config.block_m * max(N, K) >= 2**31:
         return "values are addressed in 32 bits"
     return None

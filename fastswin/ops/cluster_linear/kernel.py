@@ -9,7 +9,12 @@ With 49 to 1,568 rows a product takes a microsecond of arithmetic. The rest is l
 x's way from L2, steps that depend on each other. So a program asks for its tile of the weight
 through the copy engine before it waits for the kernel in front (_triton/pdl.py); behind the wait x
 comes the same way, all of it at once where the ring has a slot for every step. Steps that wait for
-a slot are slow: rings of half the memory made whole models 4 to 20 % slower.
+a slot are slow: rings of half the memory made whole models 4 to 20 % slower. Asking takes a warp 75
+ns a copy, so a step has up to 256 channels, for whose four copies four warps ask at once.
+
+Tensor cores take 64 lines of the first operand at least, 8 of the second. So tiles of 16 or 32 rows
+are the product the other way round (narrow_exchange.py): fewer bytes of x to wait for, and more
+threads to share what stands behind the product.
 
 Where K is long, SPLITS programs share a tile, each multiplies its part of K, and all send all
 their sums by distributed shared memory (exchange.py): one adds ``BLOCK_M / SPLITS`` rows of all, in
@@ -59,16 +64,18 @@ from fastswin.ops.cluster_linear.exchange import (
     rows_layout,
     send_rows,
 )
-
-#: Channels of a step.
-BLOCK_K = gl.constexpr(64)
+from fastswin.ops.cluster_linear.narrow_exchange import (
+    narrow_layout,
+    receive_narrow,
+    send_narrow,
+)
 
 
 @gluon.jit
 def _load_step(desc, tiles, ready, first, k0, STEP: gl.constexpr):
     """One operand of a step into its slot, whose barrier expects it."""
     slot: gl.constexpr = STEP % tiles.shape[0]
-    k = k0 + STEP * BLOCK_K
+    k = k0 + STEP * desc.block_type.shape[1]
     tma.async_copy_global_to_shared(desc, [first, k], ready.index(slot), tiles.index(slot))
 
 
@@ -114,6 +121,7 @@ def _cluster_linear_kernel(
     tile = gl.program_id(0) // SPLITS
     row0 = tile // (N // BLOCK_N) * BLOCK_M
     col0 = tile % (N // BLOCK_N) * BLOCK_N
+    BLOCK_K: gl.constexpr = x_desc.block_type.shape[1]
     k0 = part * (STEPS * BLOCK_K)
     ROWS: gl.constexpr = BLOCK_M // SPLITS
     piece: gl.constexpr = ROWS * BLOCK_N * 4
@@ -136,7 +144,10 @@ def _cluster_linear_kernel(
         mbarrier.expect(ready.index(slot), step_bytes)
         _load_step(weight_desc, weight_tiles, ready, col0, k0, slot)
 
-    layout: gl.constexpr = rows_layout(BLOCK_M, BLOCK_N, SPLITS)
+    NARROW: gl.constexpr = BLOCK_M < 64
+    layout: gl.constexpr = (
+        narrow_layout(ROWS, BLOCK_N) if NARROW else rows_layout(BLOCK_M, BLOCK_N, SPLITS)
+    )
     own_row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     row = row0 + part * ROWS + own_row
     col = col0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
@@ -161,11 +172,16 @@ def _cluster_linear_kernel(
     if HAS_RESIDUAL:
         residual = gl.load(residual_ptr + at, mask=live[:, None], other=0.0)
 
-    acc = gl.zeros([BLOCK_M, BLOCK_N], gl.float32, accumulator(BLOCK_N, BLOCK_M))
+    ACROSS: gl.constexpr = BLOCK_M if NARROW else BLOCK_N
+    DOWN: gl.constexpr = BLOCK_N if NARROW else BLOCK_M
+    acc = gl.zeros([DOWN, ACROSS], gl.float32, accumulator(ACROSS, DOWN))
     for step in gl.static_range(STEPS):
         mbarrier.wait(ready.index(step % SLOTS), step // SLOTS % 2)
-        weight = weight_tiles.index(step % SLOTS).permute((1, 0))
-        acc = warpgroup_mma(x_tiles.index(step % SLOTS), weight, acc, is_async=True)
+        x, weight = x_tiles.index(step % SLOTS), weight_tiles.index(step % SLOTS)
+        if NARROW:
+            acc = warpgroup_mma(weight, x.permute((1, 0)), acc, is_async=True)
+        else:
+            acc = warpgroup_mma(x, weight.permute((1, 0)), acc, is_async=True)
         if step >= 1 and step - 1 + SLOTS < STEPS:
             acc = warpgroup_mma_wait(1, deps=(acc,))
             tl.debug_barrier()  # all warps have read the slot of the step before
@@ -175,11 +191,23 @@ def _cluster_linear_kernel(
     acc = warpgroup_mma_wait(0, deps=(acc,))
     y = acc
     if SPLITS > 1:
-        send_rows(acc, tail + 128 + part * piece, tail, BLOCK_M, BLOCK_N, SPLITS)
-        wait_bytes(tail)
-        y = receive_rows(tail + 128, BLOCK_M, BLOCK_N, SPLITS)
-        for other in gl.static_range(1, SPLITS):
-            y += receive_rows(tail + 128 + other * piece, BLOCK_M, BLOCK_N, SPLITS)
+        sums = tail + 128
+        if NARROW:
+            send_narrow(acc, sums + part * piece, tail, BLOCK_M, SPLITS)
+            wait_bytes(tail)
+            y = receive_narrow(sums, ROWS, BLOCK_N)
+            for other in gl.static_range(1, SPLITS):
+                y += receive_narrow(sums + other * piece, ROWS, BLOCK_N)
+        else:
+            send_rows(acc, sums + part * piece, tail, BLOCK_M, BLOCK_N, SPLITS)
+            wait_bytes(tail)
+            y = receive_rows(sums, BLOCK_M, BLOCK_N, SPLITS)
+            for other in gl.static_range(1, SPLITS):
+                y += receive_rows(sums + other * piece, BLOCK_M, BLOCK_N, SPLITS)
+    elif NARROW:
+        y = gl.permute(acc, (1, 0))
+    if NARROW:
+        y = gl.convert_layout(y, layout)
     if PARTS > 0:
         y = (y - mean[:, None] * weight_sums[None, :]) * rstd[:, None]
     if HAS_BIAS:

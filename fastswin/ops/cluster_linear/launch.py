@@ -42,7 +42,8 @@ def cluster_linear_fwd(
     normed = post_norm is not None
     tail, size = config.tail_bytes(N, normed), config.programs(N, normed)
     arguments = (
-        out, describe(x, config.block_m, 64), describe(weight, config.block_n, 64),
+        out, describe(x, config.block_m, config.block_k),
+        describe(weight, config.block_n, config.block_k),
         *(out if t is None else t for t in (bias, residual, norm_stats, weight_sums, stats_out)),
         *(post_norm or (out, out)),
         M, 0.0 if eps is None else eps,
@@ -53,7 +54,7 @@ def cluster_linear_fwd(
         "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
         "PARTS": 0 if norm_stats is None else norm_stats.shape[1],
         "WRITE_STATS": stats_out is not None, "POST_NORM": normed, "TAIL": tail,
-        "num_warps": config.block_m // 16, **pdl_options(pdl, HOPPER),
+        "num_warps": config.warps, **pdl_options(pdl, HOPPER),
     }  # fmt: skip
     if tail == 0:
         launch(_cluster_linear_kernel, tiles, *arguments, **constants)
