@@ -32,8 +32,9 @@ ClusterStages = Mapping[tuple[int, int], int]
 #: The engine's, as whole models on an H200 chose (docs/performance.md). V2's 512 rows of 512
 #: channels (batch 2) and of 768 (batch 8) were slower, as V1's 576 of 768 (Swin-L at 384 pixels).
 CLUSTER_STAGES: ClusterStages = {
+    (1, 128): 3136,
     (1, 192): 3136,
-    (1, 256): 1024,
+    (1, 256): 1568,
     (1, 384): 1024,
     (1, 512): 640,
     (1, 768): 256,
@@ -45,6 +46,15 @@ CLUSTER_STAGES: ClusterStages = {
     (2, 512): 256,
     (2, 768): 256,
     (2, 1024): 256,
+}
+
+#: Most windows of such a stage whose LayerNorm, qkv and attention are one kernel of Hopper's, by
+#: heads (ops/attention_half), where :data:`FUSED_ATTENTION` has none for every card.
+HOPPER_HEADS: ClusterStages = {
+    (1, 128): 64,
+    (1, 192): 64,
+    (1, 512): 13,
+    (1, 768): 5,
 }
 
 
@@ -83,8 +93,12 @@ def choose_clusters(
     if blocker := gluon_blocker():
         reasons["clusters"] = blocker
         return None
+    windows = M // (window_size[0] * window_size[1])
+    hopper = hopper_heads_blocker(C, num_heads, window_size, map_size)
+    few = windows <= HOPPER_HEADS.get((version, C), 0)
+    by_heads = few and hopper is None and choice["attention"] == "triton"
     sizes = {"qkv": (3 * C, C), "proj": (C, C), "fc1": (hidden, C), "fc2": (C, hidden)}
-    if choice["qkv"] == "inside":
+    if by_heads or choice["qkv"] == "inside":
         del sizes["qkv"]
     tiles: dict[str, LayerTiles] = {}
     normed = []
@@ -103,12 +117,15 @@ def choose_clusters(
     for layer in ("qkv", "proj", "fc1", "fc2", "mlp"):
         launch.pop(layer, None)
     launch |= tiles
+    if by_heads:
+        choice |= {"qkv": "inside", "attention": "fused"}
+        why = f"{windows} windows: one kernel per window and head"
+        reasons |= {"qkv": why, "attention": why}
     if choice["attention"] == "fused":
-        blocker = hopper_heads_blocker(C, num_heads, window_size, map_size)
-        if blocker is None:
+        if hopper is None:
             launch["attention"] = HopperHeadsConfig()
         else:
-            reasons["attention"] += f"; not Hopper's: {blocker}"
+            reasons["attention"] += f"; not Hopper's: {hopper}"
     for layer, word in (("qkv", "clusters"), ("proj", "fused"), ("mlp", "clusters")):
         if choice[layer] != "inside":
             choice[layer] = word

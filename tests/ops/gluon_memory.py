@@ -106,6 +106,11 @@ class Tile:
     def permute(self, order: tuple[int, int]) -> Tile:
         return Tile(self.data.permute(order))
 
+    def _reinterpret(self, dtype: Any, shape: list[int], layout: Any) -> Shared:
+        """The same memory as smaller tiles, one behind the other; within them places differ."""
+        assert self.data.dtype == dtype
+        return Shared(dtype, shape, [Tile(part) for part in self.data.view(shape)])
+
     def slice(self, start: int, length: int) -> Tile:
         return Tile(self.data[start : start + length])
 

@@ -7,6 +7,7 @@ import torch
 from fastswin._triton.device import HOPPER
 from fastswin._triton.launch import launch
 from fastswin._triton.tensor_copy import describe
+from fastswin.ops.attention_half.config import hopper_heads_steps
 from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.ops.window_attention.launch import check_grid
 from fastswin.ops.window_attention.packing import LOG2_E
@@ -41,17 +42,19 @@ def hopper_heads_fwd(
         return out
     rows, cols = num_windows((H, W), window_size)
     programs = B * rows * cols * num_heads
+    width = next(channels for channels in (256, 128, 64) if C % channels == 0)
+    span, slots = hopper_heads_steps(C)
     check_grid(programs)
     if (eps is None) != (norm_stats is None):
         raise ValueError("give eps and norm_stats together or not at all")
     launch(
-        _hopper_heads_kernel, programs, x, describe(weight, 32, 64), vectors, bias,
+        _hopper_heads_kernel, programs, x, describe(weight, 32, width), vectors, bias,
         vectors if head_scale is None else head_scale, out,
         vectors if norm_stats is None else norm_stats, scale * LOG2_E,
         0.0 if eps is None else eps, H, W, rows, cols, B * H * W,
         C=C, NH=num_heads, N=window_size[0] * window_size[1], WH=window_size[0],
         WW=window_size[1], SH=shift_size[0], SW=shift_size[1], COSINE=head_scale is not None,
         PARTS=0 if norm_stats is None else norm_stats.shape[1],
-        num_warps=4, **pdl_options(pdl, HOPPER),
+        SPAN=span, SLOTS=slots, num_warps=4, **pdl_options(pdl, HOPPER),
     )  # fmt: skip
     return out

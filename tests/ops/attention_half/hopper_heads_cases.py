@@ -63,7 +63,7 @@ def make_problem(
     windows: tuple[int, int] = (2, 2),
     window: tuple[int, int] = (7, 7),
     shift: tuple[int, int] = (3, 3),
-    heads: int = 2,
+    heads: int = 4,
     version: int = 1,
     parts: int = 1,
     dtype: torch.dtype = torch.float16,

@@ -14,20 +14,29 @@ from fastswin.ops.attention_half.config import (
     HeadsConfig,
     HopperHeadsConfig,
     hopper_heads_blocker,
+    hopper_heads_steps,
 )
 from fastswin.ops.window_attention.packing import LOG2_E
 from fastswin.testing.tolerance import assert_close_to_oracle
 
 
 class Copies:
-    """Copies of 16 bytes a thread: what is asked for lands when its group is waited for."""
+    """Copies of 16 bytes a thread: they land when their group is waited for.
 
-    def __init__(self) -> None:
+    Or at once, where they would destroy what has not been read yet.
+    """
+
+    def __init__(self, at_once: bool = False) -> None:
         self.groups: list[list] = [[]]
+        self.at_once = at_once
 
     def async_copy_global_to_shared(self, tile, pointer, mask):
         assert tile.data.shape == pointer.offset.shape
-        self.groups[-1].append((tile, pointer, mask.expand_as(pointer.offset)))
+        copy = tile, pointer, mask.expand_as(pointer.offset)
+        if self.at_once:
+            self.land([copy])
+        else:
+            self.groups[-1].append(copy)
 
     def commit_group(self):
         self.groups.append([])
@@ -35,11 +44,14 @@ class Copies:
     def wait_group(self, behind):
         assert not self.groups[-1], "copies of no group"
         while len(self.groups) > behind + 1:
-            for tile, pointer, mask in self.groups.pop(0):
-                tile.data[mask] = pointer.base[pointer.offset[mask]]
+            self.land(self.groups.pop(0))
+
+    def land(self, copies):
+        for tile, pointer, mask in copies:
+            tile.data[mask] = pointer.base[pointer.offset[mask]]
 
 
-def run_on_cpu(problem, **stand_ins):
+def run_on_cpu(problem, slots=None, **stand_ins):
     """What the kernel writes into NaN; rows that no window has stay NaN in shared memory."""
     x, weight, vectors, table, head_scale, scale, num_heads, window, shift, eps = problem.packed()
     stats = problem.statistics()
@@ -51,15 +63,18 @@ def run_on_cpu(problem, **stand_ins):
         return Pointer((vectors if tensor is None else tensor).reshape(-1))
 
     out_pointer = Pointer(out.view(-1))
+    width = next(channels for channels in (256, 128, 64) if C % channels == 0)
+    span, room = hopper_heads_steps(C)
     arguments = (
-        pointer(x), Descriptor(weight, [32, 64]), pointer(vectors), pointer(table),
+        pointer(x), Descriptor(weight, [32, width]), pointer(vectors), pointer(table),
         pointer(head_scale), out_pointer, pointer(stats), scale * LOG2_E, eps or 0.0, H, W,
         per_col, per_row, B * H * W,
     )  # fmt: skip
     constants = {
         "C": C, "NH": num_heads, "N": window[0] * window[1], "WH": window[0], "WW": window[1],
         "SH": shift[0], "SW": shift[1], "COSINE": head_scale is not None,
-        "PARTS": 0 if stats is None else stats.shape[1], "PDL": False,
+        "PARTS": 0 if stats is None else stats.shape[1], "SPAN": span,
+        "SLOTS": slots or room, "PDL": False,
     }  # fmt: skip
     run_source(
         hopper_heads, "_hopper_heads_kernel", B * per_col * per_row * num_heads, arguments,
@@ -80,6 +95,9 @@ def check(problem, out):
         {"heads": 4, "parts": 2, "batch": 2},
         {"heads": 6, "parts": 6, "windows": (1, 2), "shift": (0, 0)},
         {"heads": 10, "parts": 5, "windows": (2, 1)},
+        {"heads": 16, "parts": 4, "windows": (1, 2)},
+        {"heads": 24, "parts": 12, "windows": (1, 2)},
+        {"version": 2, "heads": 24, "window": (8, 8), "shift": (0, 0), "windows": (1, 1)},
         {"version": 2, "window": (8, 8), "shift": (4, 4)},
         {"version": 2, "heads": 4, "window": (7, 8), "shift": (3, 0), "windows": (2, 3)},
         {"window": (5, 10), "shift": (0, 5), "parts": 2},
@@ -93,19 +111,34 @@ def test_source_on_a_cpu(settings):
     check(problem, run_on_cpu(problem))
 
 
-def test_rows_that_are_read_before_they_are_there_would_show():
-    """Waiting for one group less leaves the second half of the channels as it was."""
-    problem = make_problem(heads=4, parts=2)
+@pytest.mark.parametrize("at_once", [False, True])
+@pytest.mark.parametrize(("heads", "slots"), [(24, None), (24, 8), (12, 4), (6, 2)])
+def test_tiles_that_are_filled_again(heads, slots, at_once):
+    """Copies into a tile before it has been read, or rows read before they are there, would show."""
+    problem = make_problem(heads=heads, parts=2, windows=(1, 1), shift=(0, 0))
+    check(problem, run_on_cpu(problem, slots, async_copy=Copies(at_once)))
+
+
+def test_the_widest_rows_take_tiles_again():
+    assert [hopper_heads_steps(C) for C in (128, 192, 256, 384, 512, 640, 768)] == [
+        (1, 2), (1, 3), (2, 4), (2, 6), (2, 8), (2, 10), (2, 10),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("late", [1, 2])
+def test_rows_that_are_read_before_they_are_there_would_show(late):
+    """Waiting for fewer groups leaves channels as they were."""
+    problem = make_problem(heads=8, parts=2)
 
     class Hasty(Copies):
         def wait_group(self, behind):
-            super().wait_group(1)
+            super().wait_group(behind + late)
 
     assert run_on_cpu(problem, async_copy=Hasty()).isnan().any()
 
 
 def test_statistics_of_other_rows_would_show():
-    problem = make_problem(heads=2, parts=1)
+    problem = make_problem(parts=1)
     right = problem.statistics
     problem.statistics = lambda: right().roll(1, 2)
     with pytest.raises(AssertionError):
@@ -117,7 +150,8 @@ def test_statistics_of_other_rows_would_show():
     [
         ({"num_heads": 3, "C": 96}, "an even number of heads of 32 channels .* not 3 in 96"),
         ({"num_heads": 8}, "not 8 in 128"),
-        ({"num_heads": 24, "C": 768}, "768 channels exceed 512"),
+        ({"num_heads": 26, "C": 832}, "128 to 768 channels are needed, not 832"),
+        ({"num_heads": 2, "C": 64}, "not 64"),
         ({"window_size": (6, 8)}, "49 to 64 tokens are needed, not 48"),
         ({"window_size": (13, 5)}, "not 65"),
         ({"map_size": (14, 15)}, r"a map of \(14, 15\) is no multiple of a window of \(7, 7\)"),

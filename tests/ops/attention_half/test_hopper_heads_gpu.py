@@ -29,7 +29,9 @@ def check(problem):
     )
 
 
-@pytest.mark.parametrize(("heads", "side"), [(4, 8), (6, 4), (8, 4), (12, 2), (16, 2)], ids=str)
+@pytest.mark.parametrize(
+    ("heads", "side"), [(4, 8), (6, 4), (8, 4), (12, 2), (16, 2), (24, 2)], ids=str
+)
 @pytest.mark.parametrize("version", [1, 2])
 @pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
 def test_stages_of_the_published_models(dtype, version, heads, side, cuda):
