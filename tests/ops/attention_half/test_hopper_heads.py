@@ -114,7 +114,7 @@ def test_source_on_a_cpu(settings):
 @pytest.mark.parametrize("at_once", [False, True])
 @pytest.mark.parametrize(("heads", "slots"), [(24, None), (24, 8), (12, 4), (6, 2)])
 def test_tiles_that_are_filled_again(heads, slots, at_once):
-    """Copies into a tile before it has been read, or rows read before they are there, would show."""
+    """Copies into a tile that has not been read, or rows that are not there yet, would show."""
     problem = make_problem(heads=heads, parts=2, windows=(1, 1), shift=(0, 0))
     check(problem, run_on_cpu(problem, slots, async_copy=Copies(at_once)))
 
