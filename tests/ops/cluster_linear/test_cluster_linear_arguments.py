@@ -1,4 +1,4 @@
-"""``ops.linear`` with tiles of products in clusters: what it refuses by name, what it does instead."""
+"""``ops.linear`` with tiles of products in clusters: what it refuses, what it does instead."""
 
 from __future__ import annotations
 
