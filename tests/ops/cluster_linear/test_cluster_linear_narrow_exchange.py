@@ -126,24 +126,26 @@ def test_a_wrong_layout_would_show(bases, tile, monkeypatch):
         check_arrivals(tile)
 
 
-#: A store that lies elsewhere, two registers exchanged, another program's barrier or place, a
-#: shorter or longer way from warp to warp.
+#: Of what is sent: a store that lies elsewhere, two registers exchanged, another program, another
+#: barrier, a shorter way from warp to warp or from lane to lane. The same of what is taken up.
 MISTAKES = {
-    "place": ("[to+512]", "[to+528]"),
-    "registers": ("{$4, $5,", "{$5, $4,"),
-    "program": ("add.u32 rank, rank, 1", "add.u32 rank, rank, 0"),
-    "barrier": ("counter, $36, rank", "counter, $20, rank"),
-    "warps": ("below, below, 1024, to", "below, below, 512, to"),
-    "lanes": ("shl.b32 to, below, 4", "shl.b32 to, below, 3"),
+    "place": ("_sending", "[to+512]", "[to+528]"),
+    "registers": ("_sending", "{$4, $5,", "{$5, $4,"),
+    "program": ("_sending", "add.u32 rank, rank, 1", "add.u32 rank, rank, 0"),
+    "barrier": ("_sending", "counter, $36, rank", "counter, $20, rank"),
+    "warps": ("_sending", "below, below, 1024, to", "below, below, 512, to"),
+    "lanes": ("_sending", "shl.b32 to, below, 4", "shl.b32 to, below, 3"),
+    "place read": ("_receiving", "[from+512]", "[from+0]"),
+    "registers read": ("_receiving", "{$4, $5,", "{$5, $4,"),
+    "warps read": ("_receiving", "from, warp, 1024, from", "from, warp, 512, from"),
+    "lanes read": ("_receiving", "shl.b32 from, warp, 4", "shl.b32 from, warp, 5"),
 }
 
 
-@pytest.mark.parametrize(("text", "changed"), MISTAKES.values(), ids=MISTAKES)
-def test_a_wrong_text_would_show(text, changed, monkeypatch):
-    right = narrow_exchange._sending
-    assert text in right(32, 2)
-    monkeypatch.setattr(
-        narrow_exchange, "_sending", lambda *shape: right(*shape).replace(text, changed)
-    )
+@pytest.mark.parametrize(("name", "text", "changed"), MISTAKES.values(), ids=MISTAKES)
+def test_a_wrong_text_would_show(name, text, changed, monkeypatch):
+    right = getattr(narrow_exchange, name)
+    assert text in right(*((32, 2) if name == "_sending" else (16,)))
+    monkeypatch.setattr(narrow_exchange, name, lambda *sizes: right(*sizes).replace(text, changed))
     with pytest.raises((AssertionError, IndexError)):
         check_arrivals((32, 64, 2))
