@@ -1,6 +1,6 @@
 """``python -m fastswin.bench.op_cluster_linear``: products in clusters against other launches.
 
-The four products of blocks of the named variants at batch 1: every tile that ``ops.linear`` takes
+The four products of blocks of the named variants at batch 1: tiles that ``ops.linear`` takes
 with a ``ClusterLinearConfig`` against the launches that do the same without it. All are compiled
 side by side, checked (fp64 oracle, three runs bitwise, statistics), then timed in a CUDA graph of a
 chain whose products have weights of their own and start with a cold L2. Lines go to

@@ -18,7 +18,12 @@ from fastswin._triton.device import multiprocessor_count
 from fastswin._triton.tiles import cdiv
 from fastswin.bench.cold_graphs import graph_us
 from fastswin.engine.small_batch import small_stage
-from fastswin.ops.cluster_linear.config import ClusterLinearConfig, config_blocker, ring_slots
+from fastswin.ops.cluster_linear.config import (
+    ClusterLinearConfig,
+    config_blocker,
+    default_cluster_linear_config,
+    ring_slots,
+)
 from fastswin.ops.linear.config import OneShotConfig, default_one_shot_config
 from fastswin.ops.linear.stats import write_stats_ref
 from fastswin.testing.tolerance import assert_close_to_oracle
@@ -36,6 +41,9 @@ STAGES = (
 
 #: Most and fewest products of a chain, and the bytes that its weights may take in between.
 MOST, FEWEST, CHAIN_BYTES = 20, 3, 100 << 20
+
+#: Least part of a program's steps that a candidate's ring holds; least and most programs.
+LEAST_RING, PROGRAMS = 0.6, (20, 420)
 
 #: Most that a statistic may be off: a mean, and squared deviations over the true ones.
 MEAN_ERROR, SQUARES_ERROR = 1e-5, 1e-4
@@ -69,14 +77,33 @@ Form = ClusterLinearConfig | str
 Job = tuple[Shape, Form]
 
 
+def programs(shape: Shape, config: ClusterLinearConfig) -> int:
+    """Of a launch."""
+    M, N, _ = shape.sizes
+    return cdiv(M, config.block_m) * (N // config.block_n) * config.splits
+
+
 def candidates(shape: Shape) -> list[ClusterLinearConfig]:
-    """Every tile that the kernel takes, its ring as long as it gets."""
+    """Tiles that the kernel takes, their rings as long as they get: about 30 a shape.
+
+    Rings of few of their steps, few programs and many are slow, and left out; the operator's own
+    choice never is.
+    """
     M, N, K = shape.sizes
-    found = [
-        ClusterLinearConfig(block_m, block_n, splits, ring_slots(block_m, block_n, splits, K))
-        for block_m, block_n, splits in itertools.product((64, 128), (64, 128), (1, 2, 4, 8))
-    ]
-    return [config for config in found if config_blocker(config, M, N, K) is None]
+    low, high = PROGRAMS
+    own = default_cluster_linear_config(M, N, K)
+    found = []
+    for block_m, block_n, splits, block_k in itertools.product(
+        (16, 32, 64, 128), (64, 128), (1, 2, 4, 8), (64, 128, 256)
+    ):
+        slots = ring_slots(block_m, block_n, splits, K, block_k=block_k)
+        config = ClusterLinearConfig(block_m, block_n, splits, slots, block_k)
+        if config_blocker(config, M, N, K) is None and (
+            config == own
+            or (low <= programs(shape, config) <= high and slots >= LEAST_RING * config.steps(K))
+        ):
+            found.append(config)
+    return found
 
 
 def others(shape: Shape) -> tuple[str, ...]:
@@ -95,11 +122,9 @@ def told(shape: Shape, form: Form) -> str:
     """A form in a line."""
     if isinstance(form, str):
         return form
-    M, N, K = shape.sizes
-    programs = cdiv(M, form.block_m) * (N // form.block_n) * form.splits
     return (
-        f"{form.block_m}x{form.block_n} splits {form.splits}, ring {form.slots} of "
-        f"{form.steps(K)}, {programs} programs"
+        f"{form.block_m}x{form.block_n} splits {form.splits}, steps of {form.block_k}, ring "
+        f"{form.slots} of {form.steps(shape.sizes[2])}, {programs(shape, form)} programs"
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from unittest import mock
 
 import pytest
@@ -20,10 +21,15 @@ from fastswin.bench.op_cluster_linear_problems import (
     forms,
     one_shot_tiles,
     others,
+    programs,
     told,
 )
 from fastswin.engine.cluster_stage import CLUSTER_STAGES
-from fastswin.ops.cluster_linear.config import ClusterLinearConfig, config_blocker
+from fastswin.ops.cluster_linear.config import (
+    ClusterLinearConfig,
+    config_blocker,
+    default_cluster_linear_config,
+)
 from fastswin.ops.linear.config import OneShotConfig, one_shot_blocker
 
 CPU = torch.device("cpu")
@@ -64,14 +70,36 @@ class Pool:
 def test_every_shape_has_tiles_with_full_rings_and_something_beside_them(shape):
     M, N, K = shape.sizes
     found = candidates(shape)
-    assert len(found) == len(set(found)) >= 2
+    own = default_cluster_linear_config(M, N, K)
+    assert own in found
+    assert 70 >= len(found) == len(set(found)) >= 2
     for tiles in found:
         assert config_blocker(tiles, M, N, K) is None
-        longer = ClusterLinearConfig(tiles.block_m, tiles.block_n, tiles.splits, tiles.slots + 1)
+        longer = dataclasses.replace(tiles, slots=tiles.slots + 1)
         assert config_blocker(longer, M, N, K) is not None
+        few = tiles.slots < 0.6 * tiles.steps(K)
+        assert tiles == own or not few
+        assert tiles == own or 20 <= programs(shape, tiles) <= 420
     assert forms(shape)[: len(others(shape))] == list(others(shape))
     assert 3 <= copies(shape) <= 20
     assert 2 * N * K * copies(shape) <= 400 << 20
+
+
+def test_candidates_are_of_every_kind_and_not_too_many():
+    found = [tiles for shape in ALL for tiles in candidates(shape)]
+    assert {tiles.block_m for tiles in found} == {16, 32, 64, 128}
+    assert {tiles.block_n for tiles in found} == {64, 128}
+    assert {tiles.block_k for tiles in found} == {64, 128, 256}
+    assert {tiles.splits for tiles in found} == {1, 2, 4, 8}
+    assert 20 * len(ALL) <= len(found) <= 40 * len(ALL)
+
+
+def test_few_rows_have_the_operators_own_choice():
+    """Whose programs are fewer than a bench of stages looks at."""
+    shape = Shape("proj", 20, 128)
+    own = default_cluster_linear_config(*shape.sizes)
+    assert candidates(shape) == [own]
+    assert programs(shape, own) < 20
 
 
 def test_shapes_are_stages_of_the_engine_and_proj_is_its_own():
@@ -87,7 +115,9 @@ def test_shapes_are_stages_of_the_engine_and_proj_is_its_own():
 def test_a_form_in_a_line():
     shape = Shape("fc2", 196, 384)
     tiles = ClusterLinearConfig(64, 128, 4, 6)
-    assert told(shape, tiles) == "64x128 splits 4, ring 6 of 6, 48 programs"
+    assert told(shape, tiles) == "64x128 splits 4, steps of 64, ring 6 of 6, 48 programs"
+    tiles = ClusterLinearConfig(32, 64, 2, 2, 256)
+    assert told(shape, tiles) == "32x64 splits 2, steps of 256, ring 2 of 3, 84 programs"
     assert (str(shape), shape.sizes) == ("fc2 196x384", (196, 384, 1536))
     assert told(shape, "split_k + join") == "split_k + join"
 
@@ -159,21 +189,23 @@ def test_runs_that_differ_a_missing_residual_and_a_wrong_norm_are_caught(no_clus
 def test_lines_are_sorted_and_name_what_failed(no_clusters, monkeypatch):
     """Times by the order in which they are asked for; the best launch without clusters is 1."""
     shape, fail, wrong = TINY[0], ClusterLinearConfig(64, 128, 1, 2), "layer_norm + library"
-    pool, times = Pool({(shape, fail): "too much memory"}), iter([3.0, 2.0, 1.5, 1.25, 1.0])
+    pool, times = Pool({(shape, fail): "too much memory"}), iter([3.0, 2.0, 1.5])
+    shown = [*others(shape), TILES, fail, ClusterLinearConfig(16, 64, 1, 2)]
+    monkeypatch.setattr(bench, "forms", lambda shape: shown)
     real = Product.check
     monkeypatch.setattr(bench, "make_flush", lambda device: None)
     monkeypatch.setattr(Product, "latency_us", lambda *_: next(times))
     monkeypatch.setattr(Product, "check", lambda s, f: "no" if f == wrong else real(s, f))
-    for form in forms(shape):
+    for form in shown:
         pool.start((shape, form))
     found = list(lines(shape, CPU, pool, lambda: 60.0))
-    assert len(found) == len(forms(shape))
+    assert len(found) == len(shown)
     us = [float(line.split()[2]) for line in found if " us" in line]
-    assert us == sorted(us)
+    assert us == [1.5, 2.0, 3.0]
     assert "3.00 us, 1.00x layer_norm + linear" in "\n".join(found)
     assert found[-2:] == [
         "fc1 20x128: layer_norm + library: WRONG no",
-        "fc1 20x128: 64x128 splits 1, ring 2 of 2, 4 programs: FAILED too much memory",
+        "fc1 20x128: 64x128 splits 1, steps of 64, ring 2 of 2, 4 programs: FAILED too much memory",
     ]
 
 

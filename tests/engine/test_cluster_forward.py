@@ -11,7 +11,7 @@ import pytest
 import torch
 from engine_cases import images_like, tiny
 
-from fastswin.engine import calls, cluster_stage, operators
+from fastswin.engine import calls, operators
 from fastswin.engine.bind import bind
 from fastswin.engine.calls import record_calls
 from fastswin.engine.check import check_finite
@@ -23,7 +23,6 @@ from fastswin.engine.prepare import prepare
 from fastswin.engine.warmup import kernel_calls
 from fastswin.ops.attention_half.config import HopperHeadsConfig
 from fastswin.ops.cluster_linear.config import ClusterLinearConfig, config_blocker
-from fastswin.ops.linear.config import OneShotConfig
 from fastswin.ops.linear.stats import write_stats_ref
 
 CPU = torch.device("cpu")
@@ -102,23 +101,22 @@ def case(version: int, attention: str, forward=Forward, ops=None, **settings):
     return model, forward(model.config, weights, HALF, ops), bind(plan, weights, HALF)
 
 
-@pytest.mark.parametrize("proj", ["one-shot", "clusters"])
+@pytest.mark.parametrize("maps", [ODD, WHOLE], ids=["odd", "whole"])
 @pytest.mark.parametrize("attention", ["heads", "triton"])
 @pytest.mark.parametrize("version", [1, 2], ids=["v1", "v2"])
 @torch.no_grad()
-def test_answers_as_the_model_does(version, attention, proj, monkeypatch):
+def test_answers_as_the_model_does(version, attention, maps):
     """Five blocks: the first of a stage reads the embedding's rows, or merging's statistics."""
-    if proj == "clusters":
-        monkeypatch.setattr(cluster_stage, "ONE_SHOT_PROJ_VALUES", 0)
-    settings = WHOLE if proj == "clusters" else ODD
-    model, forward, bound = case(version, attention, depths=(3, 2), **settings)
-    kinds = [type(s.launch["proj"]) for s in bound.plan.stages]
-    assert kinds[0] == (ClusterLinearConfig if proj == "clusters" else OneShotConfig)
-    assert kinds[1] == (kinds[0] if version == 1 else ClusterLinearConfig)
+    model, forward, bound = case(version, attention, depths=(3, 2), **maps)
+    layers = {"proj", "fc1", "fc2"} | ({"qkv"} if attention == "triton" else set())
+    for stage in bound.plan.stages:
+        tiles = {k: v for k, v in stage.launch.items() if k not in ("merge", "attention")}
+        assert tiles.keys() == layers
+        assert all(isinstance(found, ClusterLinearConfig) for found in tiles.values())
     normed = ("proj", "fc2") if version == 2 else ()  # which tiles for 128 channels have not
     assert [s.post_norm for s in bound.plan.stages] == [(), normed]
     first = bound.plan.stages[0].launch.get("attention")
-    assert isinstance(first, HopperHeadsConfig) == (attention == "heads" and proj == "clusters")
+    assert isinstance(first, HopperHeadsConfig) == (attention == "heads" and maps is WHOLE)
     images = images_like(model, 1)
     truth = copy.deepcopy(model).double()(images.double())
     eager = copy.deepcopy(model).half()(images.half()).double()
@@ -184,8 +182,8 @@ def test_calls_are_noted_without_running_them(version, attention):
     else:  # behind proj, fc2 and merging; those of the second stage are in the products' kernels
         assert norms == {None: 0, 0: 5, 1: 0}
     clusters = {c.layer for c in quiet if isinstance(c.kwargs.get("config"), ClusterLinearConfig)}
-    also = ["qkv"] * (attention == "triton") + ["proj"] * (version == 2)
-    assert clusters == {"fc1", "fc2", "merge", *also}
+    also = ["qkv"] * (attention == "triton")
+    assert clusters == {"proj", "fc1", "fc2", "merge", *also}
 
 
 @pytest.mark.parametrize("attention", ["heads", "triton"])

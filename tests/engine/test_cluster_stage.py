@@ -26,8 +26,8 @@ from fastswin.ops.cluster_linear.config import (
     ClusterLinearConfig,
     config_blocker,
     default_cluster_linear_config,
+    default_post_norm_config,
 )
-from fastswin.ops.linear.config import OneShotConfig
 
 CPU = torch.device("cpu")
 HALF = PRECISIONS["fp16"]
@@ -61,21 +61,21 @@ def clustered(plan) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("name", "stages", "one_shot", "post_norm"),
+    ("name", "stages", "post_norm"),
     [
-        (TINY, [1, 2, 3], {1: {"proj", "fc1"}, 2: {"proj"}, 3: {"proj"}}, {}),
-        (SMALL, [1, 2, 3], {1: {"proj", "fc1"}, 2: {"proj"}, 3: {"proj"}}, {}),
-        (BASE, [1, 2, 3], {1: {"proj"}, 2: {"proj"}, 3: {"proj"}}, {}),
-        (LARGE, [0, 1, 2, 3], {}, {}),
-        (BASE_384, [2, 3], {}, {}),
-        ("swin_large_patch4_window12_384", [], {}, {}),
-        ("swinv2_tiny_window8_256", [2, 3], {}, {2: ("proj", "fc2"), 3: ("proj",)}),
-        (V2_TINY_16, [1, 2, 3], {1: {"fc1"}}, V2_TINY_16_NORMS),
-        ("swinv2_base_window16_256", [1, 2, 3], {}, {1: ("proj", "fc2"), 2: ("proj", "fc2")}),
+        (TINY, [1, 2, 3], {}),
+        (SMALL, [1, 2, 3], {}),
+        (BASE, [1, 2, 3], {}),
+        (LARGE, [0, 1, 2, 3], {}),
+        (BASE_384, [2, 3], {}),
+        ("swin_large_patch4_window12_384", [], {}),
+        ("swinv2_tiny_window8_256", [2, 3], {2: ("proj", "fc2"), 3: ("proj",)}),
+        (V2_TINY_16, [1, 2, 3], V2_TINY_16_NORMS),
+        ("swinv2_base_window16_256", [1, 2, 3], {1: ("proj", "fc2"), 2: ("proj", "fc2")}),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_stages_words_and_tiles_at_batch_1(name, stages, one_shot, post_norm, hopper):
+def test_stages_words_and_tiles_at_batch_1(name, stages, post_norm, hopper):
     plan = plan_of(name, hopper, cluster_stages=CLUSTER_STAGES)
     assert plan == plan_of(name, hopper)  # the engine's own
     assert clustered(plan) == stages
@@ -103,14 +103,14 @@ def test_stages_words_and_tiles_at_batch_1(name, stages, one_shot, post_norm, ho
         inside = {"qkv"} if stage.qkv == "inside" else set()
         assert layers.keys() == {"qkv", "proj", "fc1", "fc2"} - inside
         assert stage.post_norm == post_norm.get(stage.stage, ())
-        kept = {layer for layer, t in layers.items() if isinstance(t, OneShotConfig)}
-        assert kept == one_shot.get(stage.stage, set())
         sizes = {"qkv": (3 * C, C), "proj": (C, C), "fc1": (4 * C, C), "fc2": (C, 4 * C)}
         for layer, tiles in layers.items():
+            assert isinstance(tiles, ClusterLinearConfig)
             assert sizes[layer][0] % tiles.block_n == 0  # statistics are of equal parts
-            if layer not in kept:
-                behind = layer in stage.post_norm
-                assert config_blocker(tiles, M, *sizes[layer], post_norm=behind) is None
+            behind = layer in stage.post_norm
+            chosen = default_post_norm_config if behind else default_cluster_linear_config
+            assert tiles == chosen(M, *sizes[layer])
+            assert config_blocker(tiles, M, *sizes[layer], post_norm=behind) is None
 
 
 def _in_clusters(stage, layer: str) -> bool:
@@ -202,7 +202,7 @@ def test_what_is_missing_leaves_the_stage_as_it_was_with_the_reason(missing, hop
     for stage, before in zip(plan.stages, plain.stages, strict=True):
         assert dataclasses.replace(stage, reasons=before.reasons) == before
     reason = plan.stages[2].reasons["clusters"]
-    assert reason == "no Gluon" if missing == "gluon" else "fc1: no tiles for 1536" in reason
+    assert reason == "no Gluon" if missing == "gluon" else "proj: no tiles for 384" in reason
 
 
 @pytest.mark.gpu

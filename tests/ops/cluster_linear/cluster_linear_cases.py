@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from fastswin import ops
+from fastswin.ops.cluster_linear.config import ClusterLinearConfig, ring_slots
 from fastswin.ops.linear.stats import write_stats_ref
 from fastswin.testing.tolerance import assert_close_to_oracle
 
@@ -94,3 +95,39 @@ def check_post_norm(actual: torch.Tensor, made: dict) -> None:
     eager = ops.linear_post_norm(**plain(made, dtype), impl="reference")
     oracle = ops.linear_post_norm(**plain(made, torch.float64), impl="reference")
     assert_close_to_oracle(actual, eager, oracle, dtype)
+
+
+def with_ring(
+    K: int, block_m: int, block_n: int, splits: int, block_k: int = 64
+) -> ClusterLinearConfig:
+    """A tile whose ring holds all steps, or as many as fit."""
+    slots = ring_slots(block_m, block_n, splits, K, block_k=block_k)
+    return ClusterLinearConfig(block_m, block_n, splits, slots, block_k)
+
+
+def run_on_card(
+    made: dict,
+    config: ClusterLinearConfig,
+    out: torch.Tensor | None = None,
+    stats_out: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """The product by the kernel itself."""
+    return ops.linear(**made, config=config, out=out, stats_out=stats_out, impl="triton", pdl=pdl)
+
+
+def run_post_norm(
+    made: dict,
+    out: torch.Tensor,
+    pdl: bool = False,
+    config: ClusterLinearConfig | None = None,
+) -> torch.Tensor:
+    """As :func:`run_on_card`; without tiles by measured ones."""
+    return ops.linear_post_norm(**made, out=out, impl="triton", pdl=pdl, config=config)
+
+
+def room_for_stats(
+    M: int, N: int, config: ClusterLinearConfig, device: torch.device
+) -> torch.Tensor:
+    """NaN where statistics go."""
+    return torch.full((2, N // config.block_n, M), float("nan"), device=device)

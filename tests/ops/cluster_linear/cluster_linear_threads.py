@@ -8,47 +8,81 @@ from __future__ import annotations
 import time
 
 import torch
-from exchange_ptx import received, rows_places, sent, tile_places
+from exchange_ptx import (
+    narrow_places,
+    received,
+    received_narrow,
+    rows_places,
+    sent,
+    sent_narrow,
+    tile_places,
+)
 from gluon_clusters import me
 from gluon_memory import PATIENCE, Value
 
 from fastswin.ops.cluster_linear.config import ClusterLinearConfig, ring_slots
 
 
-def config_of(block_m, block_n, splits, K, slots=None):
+def config_of(block_m, block_n, splits, K, slots=None, block_k=64):
     """Tiles with a ring of so many slots, None for as many as there are steps or fit."""
-    slots = ring_slots(block_m, block_n, splits, K) if slots is None else slots
-    return ClusterLinearConfig(block_m, block_n, splits, slots)
+    if slots is None:
+        slots = ring_slots(block_m, block_n, splits, K, block_k=block_k)
+    return ClusterLinearConfig(block_m, block_n, splits, slots, block_k)
 
 
 def send_rows(sums, address, barrier, BLOCK_M, BLOCK_N, SPLITS):
-    """Each warp's vectors of one store, which lie side by side, on a way of their own."""
     row, column = tile_places(BLOCK_M, BLOCK_N)
-    registers = torch.Tensor(sums)[row, column]
-    for store in sent(BLOCK_M, BLOCK_N, SPLITS, int(address), int(barrier), me().rank):
-        assert (store.barrier == int(barrier)).all()
+    stores = sent(BLOCK_M, BLOCK_N, SPLITS, int(address), int(barrier), me().rank)
+    _send(torch.Tensor(sums)[row, column], stores, int(barrier))
+
+
+def send_narrow(sums, address, barrier, BLOCK_M, SPLITS):
+    """The product lies the other way round: its rows are features."""
+    BLOCK_N = len(sums)
+    feature, row = tile_places(BLOCK_N, BLOCK_M)
+    stores = sent_narrow(BLOCK_M, BLOCK_N, SPLITS, int(address), int(barrier), me().rank)
+    _send(torch.Tensor(sums)[feature, row], stores, int(barrier))
+
+
+def _send(registers, stores, barrier):
+    """Each warp's vectors of one store, which lie side by side, on a way of their own."""
+    for store in stores:
+        assert (store.barrier == barrier).all()
         program, to = store.program.view(-1, 32), store.address.view(-1, 32)
         assert (program == program[:, :1]).all()
         assert (to == to[:, :1] + 4 * len(store.values) * torch.arange(32)).all()
         for warp, values in enumerate(registers[:, store.values].split(32)):
-            me().send(int(program[warp, 0]), [(int(to[warp, 0]), values)], int(barrier))
+            me().send(int(program[warp, 0]), [(int(to[warp, 0]), values)], barrier)
 
 
 def receive_rows(address, BLOCK_M, BLOCK_N, SPLITS):
-    row, column = rows_places(BLOCK_M, BLOCK_N, SPLITS)
+    places = rows_places(BLOCK_M, BLOCK_N, SPLITS)
+    tile = torch.full((BLOCK_M // SPLITS, BLOCK_N), float("nan"))
+    return _receive(received(BLOCK_M, BLOCK_N, SPLITS, int(address)), *places, tile)
+
+
+def receive_narrow(address, ROWS, BLOCK_N):
+    tile = torch.full((ROWS, BLOCK_N), float("nan"))
+    loads = received_narrow(ROWS, BLOCK_N, 1, int(address))
+    return _receive(loads, *narrow_places(ROWS, BLOCK_N, 1), tile)
+
+
+def _receive(loads, row, column, tile):
     registers = torch.full(row.shape, float("nan"))
     memory = me().read(me().first, len(me().memory)).view(torch.uint8)
-    for load in received(BLOCK_M, BLOCK_N, SPLITS, int(address)):
+    for load in loads:
         size = 4 * len(load.values)
         at = load.address[:, None] - me().first + torch.arange(size)
         registers[:, load.values] = memory[at].view(torch.float32)
-    tile = torch.full((BLOCK_M // SPLITS, BLOCK_N), float("nan"))
     tile[row, column] = registers
     return tile.as_subclass(Value)
 
 
 #: Stand-ins for what _triton/cluster_memory.py lacks.
-STEPS = {"send_rows": send_rows, "receive_rows": receive_rows, "rows_layout": lambda *tile: None}
+STEPS = {
+    "send_rows": send_rows, "receive_rows": receive_rows, "rows_layout": lambda *tile: None,
+    "send_narrow": send_narrow, "receive_narrow": receive_narrow,
+}  # fmt: skip
 
 
 def until_the_first_has_ended():

@@ -18,23 +18,30 @@ from fastswin.testing.aot import Launch, compile_launch, record_launches
 
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
-#: Tile, splits, dtype, form of the epilogue, and columns and inputs of the product: each tile, each
-#: number of splits and each form, of Swin's widest products (rings that fill the memory).
+#: Tile, splits, channels of a step, dtype, form of the epilogue, and columns and inputs of the
+#: product: each tile, each number of splits, each step and each form, of Swin's widest products
+#: (rings that fill the memory); then narrow tiles and wide steps as they were measured.
 FORMS = (
-    (64, 64, 1, "fp16", "qkv", 2304, 768),
-    (64, 64, 2, "bf16", "fc1", 3072, 768),
-    (64, 64, 4, "fp16", "proj", 768, 768),
-    (64, 64, 8, "fp16", "proj", 768, 3072),
-    (64, 128, 1, "bf16", "fc1", 4096, 1024),
-    (64, 128, 8, "bf16", "proj", 1024, 4096),
-    (128, 64, 1, "fp16", "fc1", 2048, 512),
-    (128, 64, 2, "fp16", "qkv", 1536, 512),
-    (128, 128, 1, "fp16", "fc1", 3072, 768),
-    (128, 128, 4, "bf16", "proj", 768, 3072),
-    (128, 128, 8, "fp16", "fc1", 3072, 1536),
-    (64, 64, 1, "bf16", "post-norm", 768, 768),
-    (64, 64, 2, "fp16", "post-norm", 192, 768),
-    (64, 128, 4, "fp16", "post-norm", 384, 1536),
+    (64, 64, 1, 64, "fp16", "qkv", 2304, 768),
+    (64, 64, 2, 64, "bf16", "fc1", 3072, 768),
+    (64, 64, 4, 64, "fp16", "proj", 768, 768),
+    (64, 64, 8, 64, "fp16", "proj", 768, 3072),
+    (64, 128, 1, 64, "bf16", "fc1", 4096, 1024),
+    (64, 128, 8, 64, "bf16", "proj", 1024, 4096),
+    (128, 64, 1, 64, "fp16", "fc1", 2048, 512),
+    (128, 64, 2, 64, "fp16", "qkv", 1536, 512),
+    (128, 128, 1, 64, "fp16", "fc1", 3072, 768),
+    (128, 128, 4, 64, "bf16", "proj", 768, 3072),
+    (128, 128, 8, 64, "fp16", "fc1", 3072, 1536),
+    (64, 64, 1, 64, "bf16", "post-norm", 768, 768),
+    (64, 64, 2, 64, "fp16", "post-norm", 192, 768),
+    (64, 128, 4, 64, "fp16", "post-norm", 384, 1536),
+    (32, 64, 1, 128, "fp16", "fc1", 1536, 384),
+    (32, 64, 2, 256, "bf16", "proj", 512, 2048),
+    (16, 64, 1, 64, "fp16", "proj", 384, 384),
+    (16, 128, 2, 128, "bf16", "qkv", 1152, 768),
+    (64, 64, 1, 256, "bf16", "fc1", 3072, 768),
+    (64, 64, 2, 128, "fp16", "post-norm", 512, 2048),
 )
 
 
@@ -64,10 +71,10 @@ def product(config: ClusterLinearConfig, dtype: str, form: str, N: int, K: int) 
 
 def forms() -> Iterator[tuple[dict, Launch]]:
     """Every form with what describes it."""
-    for block_m, block_n, splits, dtype, form, N, K in FORMS:
+    for block_m, block_n, splits, block_k, dtype, form, N, K in FORMS:
         row = N, form == "post-norm"
-        slots = ring_slots(block_m, block_n, splits, K, *row)
-        config = ClusterLinearConfig(block_m, block_n, splits, slots)
+        slots = ring_slots(block_m, block_n, splits, K, *row, block_k)
+        config = ClusterLinearConfig(block_m, block_n, splits, slots, block_k)
         assert config_blocker(config, 196, N, K, row[1]) is None
         about = {"form": form, "dtype": dtype, "steps": config.steps(K)}
         about |= {"tail_bytes": config.tail_bytes(*row), "counted": config.shared_bytes(*row)}

@@ -1,8 +1,9 @@
-"""Reads the exchange's generated PTX, all threads at once, and what of a tile each thread holds.
+"""Reads the exchanges' generated PTX, all threads at once, and what of a tile each thread holds.
 
-The text is what ops/cluster_linear/exchange.py hands to the assembler: a few instructions on
-registers, stores to another program's shared memory, loads from one's own. An instruction or a name
-that is not known here is an error.
+The text is what exchange.py and narrow_exchange.py of ops/cluster_linear hand to the assembler: a
+few instructions on registers, stores to another program's shared memory, loads from one's own. An
+instruction or a name that is not known here is an error. Tests say where memory lies
+(:func:`filled`) and what has been taken up of it (:func:`taken_up`).
 """
 
 from __future__ import annotations
@@ -13,10 +14,16 @@ import re
 import torch
 
 from fastswin._triton.gluon_tiles import accumulator
-from fastswin.ops.cluster_linear import exchange
+from fastswin.ops.cluster_linear import exchange, narrow_exchange
 
 STORE = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
 MAPA = "mapa.shared::cluster.u32"
+
+#: Where a program's tail holds its barrier and, behind it, sums.
+BARRIER, SUMS = 4096, 4096 + 128
+
+#: What a word of memory or a register holds that nothing has been written to.
+EMPTY = -1
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,20 +58,71 @@ class Remote:
 def sent(block_m, block_n, splits, address, barrier, rank=0):
     """Stores of one program's whole tile; ``rank`` is its number in its cluster."""
     text = exchange._sending(block_m, block_n, splits)
-    values, outputs = block_n // 2, block_n // 8
-    given = {outputs + values + i: address for i in range(values)}
-    given |= {outputs + 2 * values + i: barrier for i in range(values)}
-    return [
-        dataclasses.replace(store, values=[number - outputs for number in store.values])
-        for store in _read(text, 2 * block_m, given, rank)
-    ]
+    return _sent(text, 2 * block_m, block_n // 2, address, barrier, rank)
+
+
+def sent_narrow(block_m, block_n, splits, address, barrier, rank=0):
+    """As :func:`sent`, of a narrow tile."""
+    text = narrow_exchange._sending(block_m, splits)
+    return _sent(text, 2 * block_n, block_m // 2, address, barrier, rank)
 
 
 def received(block_m, block_n, splits, address):
     """Loads of what one program has sent."""
-    values = block_n // 2 // splits
-    given = {values + i: address for i in range(values)}
-    return _read(exchange._receiving(block_m, block_n, splits), 2 * block_m, given)
+    text = exchange._receiving(block_m, block_n, splits)
+    return _received(text, 2 * block_m, block_n // 2 // splits, address)
+
+
+def received_narrow(block_m, block_n, splits, address):
+    """As :func:`received`, of a narrow tile."""
+    rows = block_m // splits
+    return _received(narrow_exchange._receiving(rows), 2 * block_n, rows // 2, address)
+
+
+def _sent(text, threads, values, address, barrier, rank):
+    """Stores of so many sums a thread; operands are results, of no use, sums, places, barriers."""
+    outputs = values // 4
+    given = {outputs + values + i: address for i in range(values)}
+    given |= {outputs + 2 * values + i: barrier for i in range(values)}
+    return [
+        dataclasses.replace(store, values=[number - outputs for number in store.values])
+        for store in _read(text, threads, given, rank)
+    ]
+
+
+def _received(text, threads, values, address):
+    return _read(text, threads, {values + i: address for i in range(values)})
+
+
+def words_at(addresses, size):
+    """Numbers of consecutive words from each address on, ``[size, threads]``; vectors align."""
+    assert (addresses % (4 * size) == 0).all()
+    return (addresses - SUMS) // 4 + torch.arange(size)[:, None]
+
+
+def filled(stores, places, programs, words, first=0):
+    """``[programs, words behind SUMS]``: of which place the sum is that has been stored there.
+
+    ``places`` are the sums' own, by thread and register. The programs are numbers ``first`` and on
+    of their cluster.
+    """
+    memory = torch.full((programs, words), EMPTY)
+    for store in stores:
+        assert (store.barrier == BARRIER).all()
+        at, program = words_at(store.address, len(store.values)), store.program - first
+        assert (program >= 0).all()
+        assert (memory[program, at] == EMPTY).all(), "two sums in one place"
+        memory[program, at] = places[:, store.values].T
+    return memory
+
+
+def taken_up(loads, memory, registers):
+    """What each of so many registers of each thread holds of a program's memory."""
+    found = torch.full((len(loads[0].address), registers), EMPTY)
+    for load in loads:
+        assert (found[:, load.values] == EMPTY).all()
+        found[:, load.values] = memory[words_at(load.address, len(load.values))].T
+    return found
 
 
 def _read(text, threads, given, rank=0):
@@ -145,15 +203,35 @@ def tile_places(block_m, block_n):
 def rows_places(block_m, block_n, splits):
     """Row and column of each register of each thread of a program's own rows."""
     layout = exchange.rows_layout(block_m, block_n, splits)
-    thread = torch.arange(2 * block_m)[:, None]
+    assert list(layout.shape) == [block_m // splits, block_n]
+    return _linear_places(layout, 2 * block_m)
+
+
+def turned_places(block_m, block_n):
+    """Row and column of each register of each thread of a narrow tile, whose product is turned."""
+    column, row = tile_places(block_n, block_m)
+    return row, column
+
+
+def narrow_places(block_m, block_n, splits):
+    """As :func:`rows_places`, of a narrow tile's rows as they come."""
+    layout = narrow_exchange._received_layout(block_m // splits, block_n)
+    assert list(layout.shape) == [block_m // splits, block_n]
+    return _linear_places(layout, 2 * block_n)
+
+
+def _linear_places(layout, threads):
+    """What a linear layout's bases say; no two programs share it."""
+    thread = torch.arange(threads)[:, None]
     register = torch.arange(2 ** len(layout.reg_bases))
-    place = torch.zeros(len(thread), len(register), 2, dtype=torch.long)
+    place = torch.zeros(threads, len(register), 2, dtype=torch.long)
     for number, bases in (
         (register[None], layout.reg_bases), (thread % 32, layout.lane_bases),
         (thread // 32, layout.warp_bases),
     ):  # fmt: skip
         for bit, base in enumerate(bases):
             place ^= (number >> bit & 1)[..., None] * torch.tensor(base)
-    assert 32 * 2 ** len(layout.warp_bases) == len(thread)
-    assert list(layout.shape) == [block_m // splits, block_n]
+    assert 2 ** len(layout.lane_bases) == 32
+    assert 32 * 2 ** len(layout.warp_bases) == threads
+    assert list(layout.block_bases) == []
     return place[..., 0], place[..., 1]

@@ -6,18 +6,23 @@ import itertools
 
 import pytest
 import torch
-from exchange_ptx import received, rows_places, sent, tile_places
+from exchange_ptx import (
+    BARRIER,
+    EMPTY,
+    SUMS,
+    filled,
+    received,
+    rows_places,
+    sent,
+    taken_up,
+    tile_places,
+)
 
 from fastswin._triton.gluon_tiles import accumulator
 from fastswin.ops.cluster_linear import exchange
 
 #: Rows and columns of a tile, programs that share it.
 TILES = list(itertools.product((64, 128), (64, 128), (2, 4, 8)))
-
-#: Where a program's tail holds its barrier and, behind it, sums.
-BARRIER, SUMS = 4096, 4096 + 128
-
-EMPTY = -1
 
 
 @pytest.fixture(params=TILES, ids=str)
@@ -30,27 +35,12 @@ def piece_bytes(block_m, block_n, splits):
     return block_m // splits * block_n * 4
 
 
-def words_at(addresses, size):
-    """Numbers of consecutive words from each address on, ``[size, threads]``; vectors align."""
-    assert (addresses % (4 * size) == 0).all()
-    return (addresses - SUMS) // 4 + torch.arange(size)[:, None]
-
-
 def memory_of(tile, part, first=0):
-    """``[programs, words behind SUMS]``: of which place the sum is that ``part`` has sent there.
-
-    The programs of the tile are numbers ``first`` and on of their cluster.
-    """
+    """What ``part`` has sent; the tile's programs are numbers ``first`` and on of their cluster."""
     block_m, block_n, splits = tile
     row, column = tile_places(block_m, block_n)
-    memory = torch.full((splits, block_m * block_n), EMPTY)
-    for store in sent(*tile, SUMS + part * piece_bytes(*tile), BARRIER, first + part):
-        assert (store.barrier == BARRIER).all()
-        words, program = words_at(store.address, len(store.values)), store.program - first
-        assert (program >= 0).all()
-        assert (memory[program, words] == EMPTY).all(), "two sums in one place"
-        memory[program, words] = (row * block_n + column)[:, store.values].T
-    return memory
+    stores = sent(*tile, SUMS + part * piece_bytes(*tile), BARRIER, first + part)
+    return filled(stores, row * block_n + column, splits, block_m * block_n, first)
 
 
 def check_arrivals(tile, first=0):
@@ -58,11 +48,8 @@ def check_arrivals(tile, first=0):
     block_m, block_n, splits = tile
     row, column = rows_places(*tile)
     for part, program in itertools.product(range(splits), range(splits)):
-        memory = memory_of(tile, part, first)[program]
-        found = torch.full_like(row, EMPTY)
-        for load in received(*tile, SUMS + part * piece_bytes(*tile)):
-            assert (found[:, load.values] == EMPTY).all()
-            found[:, load.values] = memory[words_at(load.address, len(load.values))].T
+        loads = received(*tile, SUMS + part * piece_bytes(*tile))
+        found = taken_up(loads, memory_of(tile, part, first)[program], row.shape[1])
         expected = (program * (block_m // splits) + row) * block_n + column
         assert torch.equal(found, expected)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 
 import pytest
@@ -51,11 +52,15 @@ def test_rows_of_one_tile(N, run):
     check_post_norm(run(made, config_for(64, N, 1, N, 256)), made)
 
 
-@pytest.mark.parametrize(("N", "K", "rows", "block_m", "block_n", "splits"), ROWS)
-def test_measured_tiles_are_able(N, K, rows, block_m, block_n, splits):
+@pytest.mark.parametrize(("N", "K", "rows", "block_m", "block_n", "splits", "block_k"), ROWS)
+def test_measured_tiles_are_able(N, K, rows, block_m, block_n, splits, block_k):
     config = default_post_norm_config(rows, N, K)
     assert (config.block_m, config.block_n, config.splits) == (block_m, block_n, splits)
+    assert config.block_k == block_k
+    assert config_blocker(config, 1, N, K, post_norm=True) is None
     assert config_blocker(config, rows, N, K, post_norm=True) is None
+    more = dataclasses.replace(config, slots=config.slots + 1)
+    assert config.slots == config.steps(K) or more.shared_bytes(N, True) > MAX_SHARED_BYTES
     assert config.shared_bytes(N, True) <= MAX_SHARED_BYTES
     assert config.programs(N, True) == splits * N // block_n <= MAX_PROGRAMS
     assert default_post_norm_config(10**6, N, K) is None
@@ -73,6 +78,14 @@ def test_a_row_of_more_programs_than_a_cluster_is_refused():
     reason = "a row of 576 columns takes 18 programs of 16"
     assert config_blocker(config, 49, 576, 512, post_norm=True) == reason
     assert config_blocker(config, 49, 576, 512) is None
+
+
+@pytest.mark.parametrize("block_m", [16, 32])
+def test_narrow_tiles_are_refused(block_m):
+    config = ClusterLinearConfig(block_m, 64, 1, 2)
+    reason = f"a post-norm needs tiles of 64 rows or more, not {block_m}"
+    assert config_blocker(config, 49, 128, 256, post_norm=True) == reason
+    assert config_blocker(config, 49, 128, 256) is None
 
 
 @pytest.mark.parametrize("tile", TILES, ids=str)
