@@ -11,7 +11,7 @@ import pytest
 import torch
 from engine_cases import images_like, tiny
 
-from fastswin.engine import calls, operators
+from fastswin.engine import calls, cluster_stage, operators
 from fastswin.engine.bind import bind
 from fastswin.engine.calls import record_calls
 from fastswin.engine.check import check_finite
@@ -86,15 +86,20 @@ class StandIn:
 
 
 def case(version: int, attention: str, forward=Forward, ops=None, **settings):
-    """A model, a forward pass with stand-ins and its plan, all stages in clusters."""
+    """A model, a forward pass with stand-ins and its plan, all stages in clusters.
+
+    ``attention`` is by heads, by Triton's kernel alone, or as the table of Hopper's heads has it.
+    """
     model = tiny(version, **(WIDE | ODD | settings))
     size = model.config.image_size
     form = (FusedRange("heads"),)
     fused = {(version, 128): form, (version, 256): form} if attention == "heads" else {}
-    plan = make_plan(
-        model.config, 1, size, CPU, HALF, "triton", pdl=True, fused_attention=fused,
-        cluster_stages={(version, 128): 100, (version, 256): 100},
-    )  # fmt: skip
+    own = cluster_stage.HOPPER_HEADS if attention == "table" else {}
+    with mock.patch.object(cluster_stage, "HOPPER_HEADS", own):
+        plan = make_plan(
+            model.config, 1, size, CPU, HALF, "triton", pdl=True, fused_attention=fused,
+            cluster_stages={(version, 128): 100, (version, 256): 100},
+        )  # fmt: skip
     assert [s.mlp for s in plan.stages] == ["clusters"] * 2
     weights = prepare(model, CPU, torch.float16)
     ops = StandIn() if ops is None else ops
@@ -124,6 +129,26 @@ def test_answers_as_the_model_does(version, attention, maps):
     assert (logits - truth).abs().max() <= 1.5 * (eager - truth).abs().max()
     reader = "heads" if attention == "heads" else "qkv"
     assert forward.ops.read == ({reader: 4, "fc1": 5} if version == 1 else {})
+
+
+@torch.no_grad()
+def test_a_table_of_its_own_chooses_hoppers_heads():
+    """Of V1's 128 channels, where other cards have attention apart; not of 256."""
+    model, forward, bound = case(1, "table", depths=(3, 2), **WHOLE)
+    assert [s.attention for s in bound.plan.stages] == ["fused", "triton"]
+    assert [s.qkv for s in bound.plan.stages] == ["inside", "clusters"]
+    assert "2 windows" in bound.plan.stages[0].reasons["attention"]
+    images = images_like(model, 1)
+    truth = copy.deepcopy(model).double()(images.double())
+    eager = copy.deepcopy(model).half()(images.half()).double()
+    logits = forward.logits(images.half(), bound).double()
+    assert (logits - truth).abs().max() <= 1.5 * (eager - truth).abs().max()
+    assert forward.ops.read == {"heads": 2, "qkv": 2, "fc1": 5}
+
+
+def test_maps_of_padded_windows_have_no_hoppers_heads():
+    _, _, bound = case(1, "table", **ODD)
+    assert [s.attention for s in bound.plan.stages] == ["triton", "triton"]
 
 
 class StaleForward(Forward):

@@ -13,7 +13,7 @@ from engine_cases import images_like
 from fastswin import Engine
 from fastswin.engine import cluster_stage
 from fastswin.engine.bind import bind
-from fastswin.engine.cluster_stage import CLUSTER_STAGES
+from fastswin.engine.cluster_stage import CLUSTER_STAGES, HOPPER_HEADS
 from fastswin.engine.forward import Forward
 from fastswin.engine.plan import make_plan
 from fastswin.engine.plans import Plans
@@ -21,7 +21,7 @@ from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.models import SwinTransformer
 from fastswin.models.variants import find_variant
-from fastswin.ops.attention_half.config import HopperHeadsConfig
+from fastswin.ops.attention_half.config import HopperHeadsConfig, hopper_heads_blocker
 from fastswin.ops.cluster_linear.config import (
     ClusterLinearConfig,
     config_blocker,
@@ -50,10 +50,10 @@ def hopper(monkeypatch) -> torch.device:
     return torch.device("cuda")
 
 
-def plan_of(name: str, device: torch.device, precision: str = "fp16", **choices):
+def plan_of(name: str, device: torch.device, precision: str = "fp16", batch: int = 1, **choices):
     config = find_variant(name)
     chosen = PRECISIONS[precision]
-    return make_plan(config, 1, config.image_size, device, chosen, "triton", **choices)
+    return make_plan(config, batch, config.image_size, device, chosen, "triton", **choices)
 
 
 def clustered(plan) -> list[int]:
@@ -65,7 +65,7 @@ def clustered(plan) -> list[int]:
     [
         (TINY, [1, 2, 3], {}),
         (SMALL, [1, 2, 3], {}),
-        (BASE, [1, 2, 3], {}),
+        (BASE, [0, 1, 2, 3], {}),
         (LARGE, [0, 1, 2, 3], {}),
         (BASE_384, [2, 3], {}),
         ("swin_large_patch4_window12_384", [], {}),
@@ -122,8 +122,25 @@ def test_heads_have_weights_in_place_where_windows_are_whole(pdl, hopper):
     """Of a whole window's rows; other stages have no such kernel."""
     stages = plan_of(TINY, hopper, pdl=pdl).stages
     found = [isinstance(s.launch.get("attention"), HopperHeadsConfig) for s in stages]
-    assert found == [False, True, True, False]
-    assert [s.attention for s in stages] == ["block", "fused", "fused", "triton"]
+    assert found == [False, True, True, True]
+    assert [s.attention for s in stages] == ["block", "fused", "fused", "fused"]
+
+
+@pytest.mark.parametrize(
+    ("name", "stage", "batch"), [(BASE, 0, 1), (TINY, 1, 4), (BASE, 2, 3), (TINY, 3, 5)], ids=str
+)
+def test_heads_on_hopper_up_to_so_many_windows(name, stage, batch, hopper):
+    """A batch more has attention apart, or in another form, or no clusters."""
+    chosen = [plan_of(name, hopper, batch=b).stages[stage] for b in (batch, batch + 1)]
+    assert isinstance(chosen[0].launch["attention"], HopperHeadsConfig)
+    assert "windows" in chosen[0].reasons["attention"]
+    assert not isinstance(chosen[1].launch.get("attention"), HopperHeadsConfig)
+
+
+def test_every_stage_of_hoppers_heads_is_one_in_clusters():
+    for (version, C), windows in HOPPER_HEADS.items():
+        assert hopper_heads_blocker(C, C // 32, (7, 7), (14, 14)) is None
+        assert 49 * (windows - 1) < CLUSTER_STAGES[version, C]
 
 
 def test_every_stage_of_the_table_has_tiles():
