@@ -94,15 +94,13 @@ def test_kernels_stay_in_clusters():
     assert_redirected(engine)
 
 
-def test_static_memory_is_not_touched():
+def test_images_of_the_capture_are_not_read():
     engine, _ = engines()
     engine(images_for(engine, 1))
     graph = captured(engine)
     graph.images.fill_(float("nan"))
-    graph.outputs[0].fill_(3.0)
     assert engine(images_for(engine, 1, seed=1)).isfinite().all()
     assert graph.images.isnan().all()
-    assert (graph.outputs[0] == 3.0).all()
 
 
 def test_earlier_results_stay():
