@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from pathlib import Path
 
 import pytest
 import torch
+from played_graph import Played
 
 from fastswin.testing.poison import PoisonEmpty
 
@@ -20,3 +22,9 @@ def poisoned_allocations():
     """An element that no kernel wrote shows as NaN."""
     with PoisonEmpty():
         yield
+
+
+@pytest.fixture
+def played(monkeypatch):
+    """A model's graph without a GPU, see played_graph.py."""
+    return functools.partial(Played, monkeypatch)

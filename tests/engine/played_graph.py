@@ -18,6 +18,8 @@ from fastswin.engine.graph_driver import (
     KernelParams,
     packed_list,
 )
+from fastswin.engine.graph_trial import redirect
+from fastswin.engine.graphs import _Captured
 
 CLASSES = 5
 
@@ -168,3 +170,29 @@ def head(sums):
 
 def expected(images):
     return head(images.sum((2, 3)))
+
+
+class Played:
+    """A model's graph, its driver, and what redirect() says of it."""
+
+    def __init__(self, monkeypatch, batch=2, change=None, behind=256):
+        self.model = PlayedModel(batch)
+        self.outputs = [self.model.logits]
+        if change is not None:
+            change(self)
+        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: self.model.segments(behind))
+        self.graph = PlayedGraph(self.model.nodes)
+        self.driver = PlayedDriver(self.graph)
+
+    def redirect(self):
+        return redirect(self.graph, self.model.images, self.outputs, self.driver)
+
+    def captured(self):
+        captured = _Captured(self.graph, self.model.images, self.outputs, None)
+        captured.addresses, captured.why_copies = self.redirect()
+        self.driver.changes.clear()
+        return captured
+
+
+def some_images(batch=2, seed=0):
+    return torch.randn(batch, 3, 4, 4, generator=torch.Generator().manual_seed(seed))

@@ -6,44 +6,21 @@ import ctypes
 
 import pytest
 import torch
-from played_graph import Node, PlayedDriver, PlayedGraph, PlayedModel, at, expected, pointer
+from played_graph import (
+    Node,
+    PlayedDriver,
+    PlayedGraph,
+    PlayedModel,
+    at,
+    expected,
+    pointer,
+    some_images,
+)
 
 from fastswin.engine import graph_driver, graph_trial
 from fastswin.engine.graph_addresses import GraphAddresses, RedirectError
 from fastswin.engine.graph_driver import MEMCPY, MEMSET, Driver, DriverError, KernelParams
-from fastswin.engine.graph_trial import redirect
 from fastswin.engine.graphs import _Captured
-
-
-class Played:
-    """A model's graph, its driver, and what redirect() says of it."""
-
-    def __init__(self, monkeypatch, batch=2, change=None, behind=256):
-        self.model = PlayedModel(batch)
-        self.outputs = [self.model.logits]
-        if change is not None:
-            change(self)
-        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: self.model.segments(behind))
-        self.graph = PlayedGraph(self.model.nodes)
-        self.driver = PlayedDriver(self.graph)
-
-    def redirect(self):
-        return redirect(self.graph, self.model.images, self.outputs, self.driver)
-
-    def captured(self):
-        captured = _Captured(self.graph, self.model.images, self.outputs, None)
-        captured.addresses, captured.why_copies = self.redirect()
-        self.driver.changes.clear()
-        return captured
-
-
-@pytest.fixture
-def played(monkeypatch):
-    return lambda *arguments, **named: Played(monkeypatch, *arguments, **named)
-
-
-def some_images(batch=2, seed=0):
-    return torch.randn(batch, 3, 4, 4, generator=torch.Generator().manual_seed(seed))
 
 
 def test_structures_are_as_in_cuda_h():
@@ -204,133 +181,6 @@ def test_other_nodes_do_not_matter(played, node):
     addresses, why = played(change=add(node)).redirect()
     assert addresses.places == 2
     assert why == ""
-
-
-@pytest.mark.parametrize("what", ["memset", "views", "shared", "transposed", "room", "outside"])
-def test_results_are_copied_and_images_are_not(played, monkeypatch, what):
-    def change(made):
-        model = made.model
-        if what == "memset":
-            model.nodes.insert(1, Node(node_type=MEMSET, words=[model.logits.data_ptr()]))
-        elif what == "views":
-            made.outputs = [model.logits[:1]]
-        elif what == "shared":
-            made.outputs = [model.logits, model.logits]
-        elif what == "transposed":
-            made.outputs = [model.logits.t()]
-
-    made = played(change=change)
-    if what == "room":
-        monkeypatch.setattr(graph_trial, "MAX_ROOM", 100)
-    elif what == "outside":
-        monkeypatch.setattr(torch.cuda, "memory_snapshot", lambda: [])
-    captured = made.captured()
-    assert captured.why_copies.startswith("results are copied: ")
-    assert "images" not in captured.why_copies
-    assert captured.addresses.places == 1
-    images = some_images()
-    got = captured.replay(images)
-    wanted = expected(images).t() if what == "transposed" else expected(images)
-    for out in got:
-        assert torch.equal(out, wanted[: len(out)])
-        assert out.data_ptr() != made.model.logits.data_ptr()
-    assert not made.model.images.any()
-
-
-def hide_images(made):
-    """The kernel reads the images where the capture did, whatever its argument says."""
-    model = made.model
-    hidden = pointer(model.images)
-    run = model.nodes[0].run
-    model.nodes[0].run = lambda images, *rest: run(hidden, *rest)
-
-
-def hide_results(made):
-    model = made.model
-    hidden = bytes(8) + pointer(model.logits)
-    run = model.nodes[1].run
-    model.nodes[1].run = lambda sums, rest: run(sums, hidden)
-
-
-def write_images(made):
-    model = made.model
-    run = model.nodes[0].run
-
-    def changed(images, *rest):
-        run(images, *rest)
-        at(images, 1).add_(1)
-
-    model.nodes[0].run = changed
-
-
-def share_with_longer(made):
-    """Before the results, 4 floats more were kept where they are."""
-    model = made.model
-    node = Node(pointer(model.logits), run=lambda p: at(p, model.logits.numel() + 4).fill_(2))
-    model.nodes.insert(0, node)
-
-
-def update_in_place(made):
-    """The results are written by one kernel and doubled by the next."""
-    model = made.model
-    model.nodes[1:] = [
-        model.nodes[1],
-        Node(pointer(model.logits), run=lambda p: at(p, *model.logits.shape).mul_(2)),
-    ]
-
-
-def share_and_update(made):
-    share_with_longer(made)
-    update_in_place(made)
-
-
-def overflow(made):
-    model = made.model
-    run = model.nodes[0].run
-    model.nodes[0].run = lambda images, sums, n: (
-        run(images, sums, n), at(sums, 1).fill_(float("inf"))
-    )  # fmt: skip
-
-
-def take_no_images(made):
-    made.model.nodes[0] = Node(bytes(8))
-
-
-@pytest.mark.parametrize(
-    ("change", "reason", "images_too"),
-    [
-        (hide_images, "results differ", True),
-        (hide_results, "results differ", False),
-        (write_images, "writes to its images", True),
-        (share_and_update, "a longer tensor's", False),
-        (overflow, "not finite", True),
-        (take_no_images, "no kernel takes", True),
-    ],
-)
-def test_a_trial_decides(played, change, reason, images_too):
-    made = played(change=change)
-    addresses, why = made.redirect()
-    assert reason in why
-    assert (addresses is None) == images_too
-    assert made.graph.running == [node.arguments for node in made.model.nodes]
-
-
-@pytest.mark.parametrize(
-    ("change", "places", "factor"), [(share_with_longer, 2, 1), (update_in_place, 3, 2)]
-)
-def test_the_last_kernel_or_all_of_them(played, change, places, factor):
-    made = played(change=change)
-    captured = made.captured()
-    assert captured.why_copies == ""
-    assert captured.addresses.places == places
-    images = some_images()
-    assert torch.equal(captured.replay(images)[0], factor * expected(images))
-
-
-def test_another_instance_after_a_refusal(played):
-    made = played(change=hide_results)
-    made.redirect()
-    assert made.graph.instances == 3
 
 
 def test_copies_without_a_driver(played, monkeypatch):
