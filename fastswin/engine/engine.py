@@ -220,19 +220,20 @@ class Engine:
         """Which implementation each layer takes at a batch and image size, and why."""
         with self._lock:
             size = image_size or self.config.image_size
-            bound = self._plans.bound(batch, size)
+            bound, graphs = self._plans.bound(batch, size), self._graphs
             return EngineReport(
                 source=self._description,
                 device=device_name(self.device),
                 precision=self.precision,
                 weights_mib=self._forward.weights.num_bytes / 2**20,
                 plan=bound.plan,
-                graphs=tuple(self._graphs.keys()) if self._graphs is not None else (),
+                graphs=() if graphs is None else tuple(graphs.keys()),
                 tuning=self._tuning
                 + tuned_gain(self._table, self.config, batch, size, self.precision),
                 backend=self._backends.choice,
                 programs=() if self._runner is None else self._runner.programs,
                 scheme=self._scheme_line(),
+                copies=() if graphs is None else graphs.copies(),
             )
 
     def _scheme_line(self) -> str:

@@ -107,9 +107,10 @@ class GraphLadder:
         """Captured (kind, batch, image shape), least recently used first."""
         return list(self._graphs)
 
-    def why_copies(self) -> dict[Hashable, str]:
-        """By captured graph: why calls copy images or results, empty where they need not."""
-        return {key: captured.why_copies for key, captured in self._graphs.items()}
+    def copies(self) -> tuple[tuple[Hashable, str], ...]:
+        """Captured graphs whose calls copy images or results, and why."""
+        found = ((key, captured.why_copies) for key, captured in self._graphs.items())
+        return tuple((key, why) for key, why in found if why)
 
     def clear(self) -> None:
         """Drop every graph, for example because the weights they point to were replaced."""

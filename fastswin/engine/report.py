@@ -22,6 +22,7 @@ class EngineReport:
         backend: which runtime runs the model, and why; the plan is that of "torch".
         programs: what that runtime has compiled, as (kind, images, image size).
         graphs: captured CUDA graphs as (kind, batch, image shape), oldest first.
+        copies: those whose calls copy images or results, and why (graph_trial.py).
         scheme: of a quantised engine, its name, the images it was calibrated on and the mix.
     """
 
@@ -35,6 +36,7 @@ class EngineReport:
     backend: Choice | None = None
     programs: tuple = ()
     scheme: str = ""
+    copies: tuple = ()
 
     @property
     def quantized_layers(self) -> str:
@@ -59,6 +61,7 @@ class EngineReport:
             f"{self.source} on {self.device}, {self.precision}, weights {self.weights_mib:.1f} MiB",
             f"batch {plan.batch}, image {plan.image_size[0]}x{plan.image_size[1]}, "
             f"{len(self.graphs)} CUDA graphs captured",
+            *(f"  {kind} of {images} images: {why}" for (kind, images, _), why in self.copies),
             *([f"  scheme: {self.scheme}"] if self.scheme else []),
             f"  tuning: {self.tuning}",
             f"  patch embed: {plan.embed}; pool: {plan.pool}; head: {plan.head}; "

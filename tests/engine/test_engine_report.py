@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 
 import pytest
@@ -28,6 +29,14 @@ def test_report_is_json_and_text():
     text = str(report)
     for words in ("batch 3, image 41x75", "stage 1: map 6x10, 64 channels, 2 blocks", "window 4x4"):
         assert words in text
+
+
+def test_report_says_which_graphs_copy_and_why():
+    report = cpu_engine(tiny(1)).report()
+    assert report.copies == ()
+    graph = ("logits", 8, (3, 34, 50))
+    copying = dataclasses.replace(report, graphs=(graph,), copies=((graph, "results differ"),))
+    assert "1 CUDA graphs captured\n  logits of 8 images: results differ\n" in str(copying)
 
 
 def test_report_names_why_no_kernel_runs():

@@ -91,6 +91,15 @@ def test_rungs(batch, rungs):
     assert ladder.captures == [("logits", rung) for rung in rungs]
 
 
+def test_graphs_that_copy_are_told_with_the_reason():
+    ladder = PlayedLadder()
+    assert ladder.copies() == ()
+    assert_right(ladder, images(1))
+    assert_right(ladder, images(3))
+    ladder._graphs["logits", 1, (3, 4, 6)].why_copies = ""
+    assert ladder.copies() == ((("logits", 4, (3, 4, 6)), "graphs are not redirected"),)
+
+
 def test_unsorted_and_repeated_ladder():
     ladder = PlayedLadder(batch_sizes=(8, 2, 8, 1))
     assert ladder.batch_sizes == (1, 2, 8)
