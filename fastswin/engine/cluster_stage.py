@@ -48,9 +48,9 @@ CLUSTER_STAGES: ClusterStages = {
     (2, 1024): 256,
 }
 
-#: Most windows of such a stage whose LayerNorm, qkv and attention are one kernel of Hopper's, by
-#: heads (ops/attention_half), where :data:`FUSED_ATTENTION` has none for every card.
-HOPPER_HEADS: ClusterStages = {
+#: By the same, most windows of such a stage whose LayerNorm, qkv and attention are one kernel of
+#: Hopper's, by heads (ops/attention_half), where :data:`FUSED_ATTENTION` has none for every card.
+HOPPER_HEADS: Mapping[tuple[int, int], int] = {
     (1, 128): 64,
     (1, 192): 64,
     (1, 512): 13,

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import random
 import threading
+import time
 from collections.abc import Callable
 from typing import Any
 
@@ -158,6 +159,14 @@ def expect_bytes(barrier: int, BYTES: int) -> None:
     made.arrive(1, BYTES)
     me().expected[barrier] = BYTES
     me().barriers[barrier] = made
+
+
+def expect_bytes_late(barrier: int, BYTES: int) -> None:
+    """:func:`expect_bytes` where program 1 makes its barriers after others have begun."""
+    deadline = time.monotonic() + PATIENCE / 2
+    while me().rank == 1 and not me().cluster.failures and time.monotonic() < deadline:
+        time.sleep(1e-3)
+    expect_bytes(barrier, BYTES)
 
 
 def wait_bytes(barrier: int) -> None:

@@ -95,7 +95,7 @@ def _receiving(BLOCK_M, BLOCK_N, SPLITS):
 
 
 @gluon.constexpr_function
-def _constraints(outputs, inputs):
+def constraints(outputs, inputs):
     """Registers of inline assembly that touches memory."""
     return "=r," * outputs + "r," * inputs + "~{memory}"
 
@@ -106,7 +106,7 @@ def send_rows(
 ):
     """Each program's rows of ``sums`` to its ``address``, counted by its ``barrier``."""
     gl.inline_asm_elementwise(
-        _sending(BLOCK_M, BLOCK_N, SPLITS), _constraints(BLOCK_N // 8, 3 * BLOCK_N // 2),
+        _sending(BLOCK_M, BLOCK_N, SPLITS), constraints(BLOCK_N // 8, 3 * BLOCK_N // 2),
         [sums.to(gl.int32, bitcast=True), address, barrier], dtype=gl.int8, is_pure=False,
         pack=BLOCK_N // 2,
     )  # fmt: skip
@@ -121,7 +121,7 @@ def receive_rows(
     values: gl.constexpr = BLOCK_N // 2 // SPLITS
     at = gl.full([BLOCK_M // SPLITS, BLOCK_N], address, gl.int32, layout)
     found = gl.inline_asm_elementwise(
-        _receiving(BLOCK_M, BLOCK_N, SPLITS), _constraints(values, values), [at], dtype=gl.int32,
+        _receiving(BLOCK_M, BLOCK_N, SPLITS), constraints(values, values), [at], dtype=gl.int32,
         is_pure=False, pack=values,
     )  # fmt: skip
     return found.to(gl.float32, bitcast=True)

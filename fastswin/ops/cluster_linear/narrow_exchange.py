@@ -12,6 +12,8 @@ from __future__ import annotations
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
 
+from fastswin.ops.cluster_linear.exchange import constraints
+
 
 @gluon.constexpr_function
 def narrow_layout(ROWS, BLOCK_N):
@@ -78,7 +80,7 @@ def send_narrow(sums, address, barrier, BLOCK_M: gl.constexpr, SPLITS: gl.conste
     """Each program's rows of ``sums [BLOCK_N, BLOCK_M]`` to its ``address``, counted there."""
     gl.inline_asm_elementwise(
         _sending(BLOCK_M, SPLITS),
-        "=r," * (BLOCK_M // 8) + "r," * (3 * BLOCK_M // 2) + "~{memory}",
+        constraints(BLOCK_M // 8, 3 * BLOCK_M // 2),
         [sums.to(gl.int32, bitcast=True), address, barrier], dtype=gl.int8, is_pure=False,
         pack=BLOCK_M // 2,
     )  # fmt: skip
@@ -91,7 +93,7 @@ def receive_narrow(address, ROWS: gl.constexpr, BLOCK_N: gl.constexpr):
     values: gl.constexpr = ROWS // 2
     at = gl.full([ROWS, BLOCK_N], address, gl.int32, layout)
     found = gl.inline_asm_elementwise(
-        _receiving(ROWS), "=r," * values + "r," * values + "~{memory}", [at], dtype=gl.int32,
-        is_pure=False, pack=values,
+        _receiving(ROWS), constraints(values, values), [at], dtype=gl.int32, is_pure=False,
+        pack=values,
     )  # fmt: skip
     return found.to(gl.float32, bitcast=True)

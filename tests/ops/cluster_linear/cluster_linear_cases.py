@@ -11,6 +11,16 @@ from fastswin.testing.tolerance import assert_close_to_oracle
 
 HALF = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
+#: The epilogue's forms, of which one tile of each cut shows the order.
+FORMS = {
+    "no bias": {"bias": False},
+    "gelu": {"gelu": True},
+    "residual": {"residual": True},
+    "residual, gelu, no bias": {"residual": True, "gelu": True, "bias": False},
+    "norm behind, one part": {"parts": 1},
+    "norm behind, gelu": {"parts": 4, "gelu": True},
+}
+
 #: Epsilon of a norm behind the product.
 EPS = 1e-5
 
@@ -77,6 +87,15 @@ def check_stats(stats: torch.Tensor, stored: torch.Tensor) -> None:
     size = stored.abs().max().item()
     torch.testing.assert_close(stats[0].double(), expected[0], rtol=1e-6, atol=1e-6 * size)
     torch.testing.assert_close(stats[1].double(), expected[1], rtol=1e-5, atol=1e-6 * size)
+
+
+def check_stream(run, M: int, N: int, K: int, config: ClusterLinearConfig) -> None:
+    """As proj and fc2 write it, in place: each part of the statistics is of one tile's columns."""
+    made = make_product(M, N, K, residual=True)
+    stats = torch.full((2, N // config.block_n, M), float("nan"))
+    found = run(made, config, in_place=True, stats_out=stats)
+    check(found, made)
+    check_stats(stats, found)
 
 
 def make_post_norm(M: int, N: int, K: int, device: torch.device | str = "cpu", **more) -> dict:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
+from card_streams import check_side_by_side
 from cluster_linear_cases import (
     HALF,
     make_post_norm,
@@ -90,17 +93,7 @@ def test_a_chain_in_a_graph(shape, cuda):
 def test_two_streams_side_by_side(names, cuda):
     chains = [Chain(*CHAINS[name], cuda, seed=100 * i) for i, name in enumerate(names)]
     plain = [chain.run(pdl=False) for chain in chains]
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    for stream in streams:
-        stream.wait_stream(torch.cuda.current_stream())
-    found = [[], []]
-    for _ in range(5):
-        for stream, chain, results in zip(streams, chains, found, strict=True):
-            with torch.cuda.stream(stream):
-                results.append(chain.run(pdl=True))
-    torch.cuda.synchronize()
-    for results, expected in zip(found, plain, strict=True):
-        assert all(torch.equal(result, expected) for result in results)
+    check_side_by_side([functools.partial(chain.run, pdl=True) for chain in chains], plain)
 
 
 @pytest.mark.parametrize("name", ["stage 3", "narrow"])

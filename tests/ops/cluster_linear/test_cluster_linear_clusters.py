@@ -8,10 +8,9 @@ import types
 import gluon_memory
 import pytest
 import torch
-from cluster_linear_cases import check, check_stats, make_product
+from cluster_linear_cases import FORMS, check, check_stream, make_product
 from cluster_linear_threads import config_of, send_rows, until_the_first_has_ended
-from gluon_clusters import expect_bytes, me, wait_bytes
-from gluon_memory import PATIENCE
+from gluon_clusters import expect_bytes, expect_bytes_late, me, wait_bytes
 from gluon_threads import _copy_in, _wait_products
 
 torch.set_num_threads(1)
@@ -32,17 +31,6 @@ def test_product(tile, splits, M, run):
     check(run(made, config_of(*tile, splits, K)), made)
 
 
-#: The epilogue's forms, of which one tile of each cut shows the order.
-FORMS = {
-    "no bias": {"bias": False},
-    "gelu": {"gelu": True},
-    "residual": {"residual": True},
-    "residual, gelu, no bias": {"residual": True, "gelu": True, "bias": False},
-    "norm behind, one part": {"parts": 1},
-    "norm behind, gelu": {"parts": 4, "gelu": True},
-}
-
-
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("splits", [1, 2, 4, 8])
 @pytest.mark.parametrize("form", FORMS)
@@ -55,23 +43,21 @@ def test_epilogue(form, splits, dtype, run):
 @pytest.mark.parametrize("splits", [1, 8])
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_onto_the_residual_in_place_with_statistics(tile, splits, run):
-    """As proj and fc2 write the stream: each part of the statistics is of one tile's columns."""
-    N, K = 2 * tile[1], 128 * splits
-    made = make_product(140, N, K, residual=True)
-    stats = torch.full((2, N // tile[1], 140), float("nan"))
-    found = run(made, config_of(*tile, splits, K), in_place=True, stats_out=stats)
-    check(found, made)
-    check_stats(stats, found)
+    K = 128 * splits
+    check_stream(run, 140, 2 * tile[1], K, config_of(*tile, splits, K))
 
 
-def test_statistics_of_one_product_stand_behind_the_next(run):
-    """Rows far from zero, in parts of 64 columns."""
+@pytest.mark.parametrize(
+    ("writer", "reader"), [((64, 64, 2), (64, 128, 1)), ((32, 64, 2), (16, 128, 1))], ids=str
+)
+def test_statistics_of_one_product_stand_behind_the_next(writer, reader, run):
+    """Rows far from zero, in parts of 64 columns; narrow tiles have less than all rows."""
     stream = make_product(49, 192, 256, residual=True, offset=50.0)
     stats = torch.full((2, 3, 49), float("nan"))
-    x = run(stream, config_of(64, 64, 2, 256), in_place=True, stats_out=stats)
+    x = run(stream, config_of(*writer, 256), in_place=True, stats_out=stats)
     made = make_product(49, 128, 192, parts=3, gelu=True, seed=1)
     made |= {"x": x, "norm_stats": stats}
-    check(run(made, config_of(64, 128, 1, 192)), made)
+    check(run(made, config_of(*reader, 192)), made)
 
 
 @pytest.mark.parametrize("steps", [3, 5, 6])
@@ -197,14 +183,8 @@ def test_stores_to_a_program_that_has_not_begun_are_noticed(run, monkeypatch):
     """Without the cluster's barrier a fast program sends to one that has made no barrier yet."""
     monkeypatch.setattr(gluon_memory, "PATIENCE", 1.0)
 
-    def expect(barrier, size):
-        deadline = time.monotonic() + PATIENCE / 2
-        while me().rank == 1 and not me().cluster.failures and time.monotonic() < deadline:
-            time.sleep(1e-3)
-        expect_bytes(barrier, size)
-
     found = rejected(
         make_product(49, 64, 256), config_of(64, 64, 2, 256), run, cluster_wait=lambda: None,
-        expect_bytes=expect,
+        expect_bytes=expect_bytes_late,
     )  # fmt: skip
     assert found == "a store before its barrier is made"

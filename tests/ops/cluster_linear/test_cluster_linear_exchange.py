@@ -88,7 +88,7 @@ def test_constraints_name_the_operands_of_a_thread(tile):
     values = block_n // 2
     assert tile_places(block_m, block_n)[0].shape[1] == values
     assert rows_places(*tile)[0].shape[1] == values // splits
-    named = exchange._constraints(block_n // 8, 3 * values).split(",")
+    named = exchange.constraints(block_n // 8, 3 * values).split(",")
     assert named == ["=r"] * (block_n // 8) + ["r"] * 3 * values + ["~{memory}"]
 
 

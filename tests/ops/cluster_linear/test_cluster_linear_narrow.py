@@ -12,10 +12,11 @@ import time
 import pytest
 import torch
 from cluster_linear_cases import (
+    FORMS,
     HALF,
     check,
     check_post_norm,
-    check_stats,
+    check_stream,
     make_post_norm,
     make_product,
 )
@@ -37,16 +38,6 @@ WIDE = [
     (16, 64, 1, 128), (16, 128, 2, 256), (32, 64, 1, 256), (32, 128, 4, 128), (64, 64, 1, 256),
     (64, 128, 2, 128), (128, 64, 4, 128), (64, 64, 8, 256),
 ]  # fmt: skip
-
-#: The epilogue's forms.
-FORMS = {
-    "no bias": {"bias": False},
-    "gelu": {"gelu": True},
-    "residual": {"residual": True},
-    "residual, gelu, no bias": {"residual": True, "gelu": True, "bias": False},
-    "norm behind, one part": {"parts": 1},
-    "norm behind, gelu": {"parts": 4, "gelu": True},
-}
 
 
 @pytest.mark.parametrize("M", [49, 70])
@@ -80,25 +71,9 @@ def test_wide_steps(tile, form, dtype, run):
 
 @pytest.mark.parametrize("tile", [*((*tile, 64) for tile in NARROW), *WIDE], ids=str)
 def test_onto_the_residual_in_place_with_statistics(tile, run):
-    """As proj and fc2 write the stream: each part of the statistics is of one tile's columns."""
     *tile, block_k = tile
-    N, K = 2 * tile[1], 2 * block_k * tile[2]
-    made = make_product(70, N, K, residual=True)
-    stats = torch.full((2, N // tile[1], 70), float("nan"))
-    config = config_of(*tile, K, block_k=block_k)
-    found = run(made, config, in_place=True, stats_out=stats)
-    check(found, made)
-    check_stats(stats, found)
-
-
-def test_statistics_of_one_product_stand_behind_the_next(run):
-    """Rows far from zero, in parts of 64 columns; more rows than one tile has."""
-    stream = make_product(49, 192, 256, residual=True, offset=50.0)
-    stats = torch.full((2, 3, 49), float("nan"))
-    x = run(stream, config_of(32, 64, 2, 256), in_place=True, stats_out=stats)
-    made = make_product(49, 128, 192, parts=3, gelu=True, seed=1)
-    made |= {"x": x, "norm_stats": stats}
-    check(run(made, config_of(16, 128, 1, 192)), made)
+    K = 2 * block_k * tile[2]
+    check_stream(run, 70, 2 * tile[1], K, config_of(*tile, K, block_k=block_k))
 
 
 @pytest.mark.parametrize("steps", [1, 3, 5])

@@ -11,6 +11,7 @@ import torch
 from gluon_clusters import (
     cluster_wait,
     expect_bytes,
+    expect_bytes_late,
     me,
     receive_piece,
     run_clusters,
@@ -207,11 +208,7 @@ def test_a_barrier_that_counts_too_little_is_noticed(run, monkeypatch):
 def test_stores_to_a_program_that_has_not_begun_are_noticed(run, monkeypatch):
     monkeypatch.setattr(gluon_memory, "PATIENCE", 1.0)
 
-    def expect(barrier, size):
-        deadline = time.monotonic() + PATIENCE / 2
-        while me().rank == 1 and not me().cluster.failures and time.monotonic() < deadline:
-            time.sleep(1e-3)
-        expect_bytes(barrier, size)
-
-    found = rejected(make_block(windows=ONE), run, cluster_wait=lambda: None, expect_bytes=expect)
+    found = rejected(
+        make_block(windows=ONE), run, cluster_wait=lambda: None, expect_bytes=expect_bytes_late
+    )
     assert found == "a store before its barrier is made"

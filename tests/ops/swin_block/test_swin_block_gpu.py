@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
+from card_streams import check_side_by_side
 from swin_block_cases import in_double, make_block
 
 from fastswin._triton.cluster import clusters_at_once
@@ -150,17 +153,8 @@ def test_a_chain_in_a_graph(version, cuda):
 def test_two_streams_side_by_side(version, cuda):
     chains = [chain_of(version, heads, cuda, batch=8) for heads in (3, 6)]
     plain = [run_chain(*chain, pdl=False) for chain in chains]
-    streams = [torch.cuda.Stream(), torch.cuda.Stream()]
-    for stream in streams:
-        stream.wait_stream(torch.cuda.current_stream())
-    found = [[], []]
-    for _ in range(5):
-        for stream, chain, results in zip(streams, chains, found, strict=True):
-            with torch.cuda.stream(stream):
-                results.append(run_chain(*chain, pdl=True))
-    torch.cuda.synchronize()
-    for results, expected in zip(found, plain, strict=True):
-        assert all(torch.equal(result, expected) for result in results)
+    ahead = [functools.partial(run_chain, *chain, pdl=True) for chain in chains]
+    check_side_by_side(ahead, plain)
 
 
 @pytest.mark.parametrize("window", [(7, 7), (8, 8)], ids=str)
