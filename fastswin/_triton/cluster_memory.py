@@ -71,6 +71,90 @@ def wait_bytes(barrier):
 
 
 @gluon.jit
+def fetch_bytes(ptr, address, barrier, BYTES: gl.constexpr):
+    """Ask for memory that no kernel writes, after :func:`expect_bytes` of as many; multiples of 16.
+
+    Thread 0, which has made the barrier, asks.
+    """
+    gl.inline_asm_elementwise(
+        "{ .reg .pred first; .reg .b32 thread; mov.u32 thread, %tid.x;"
+        " setp.eq.u32 first, thread, 0; @first"
+        " cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes"
+        " [$2], [$1], $4, [$3]; mov.u32 $0, 0; }",
+        "=r,l,r,r,r,~{memory}", [ptr.to(gl.int64), address, barrier, BYTES], dtype=gl.int32,
+        is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def make_barriers(barriers, COUNT: gl.constexpr, NUMBER: gl.constexpr):
+    """Make barriers side by side, each by a thread; COUNT arrivals complete one, time and again."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred own; .reg .b32 thread, at; mov.u32 thread, %tid.x;"
+        f" setp.lt.u32 own, thread, {NUMBER}; shl.b32 at, thread, 3; add.u32 at, at, $1;"
+        " @own mbarrier.init.shared::cta.b64 [at], $2;"
+        " @own fence.mbarrier_init.release.cluster; mov.u32 $0, 0; }",
+        "=r,r,r,~{memory}", [barriers, COUNT], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def expect_bytes_of_each(barriers, BYTES: gl.constexpr, NUMBER: gl.constexpr):
+    """:func:`expect_bytes` of barriers side by side, each by a thread."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred own; .reg .b32 thread, at; mov.u32 thread, %tid.x;"
+        f" setp.lt.u32 own, thread, {NUMBER}; shl.b32 at, thread, 3; add.u32 at, at, $1;"
+        " @own mbarrier.init.shared::cta.b64 [at], 1;"
+        " @own fence.mbarrier_init.release.cluster;"
+        " @own mbarrier.arrive.expect_tx.shared::cta.b64 _, [at], $2; mov.u32 $0, 0; }",
+        "=r,r,r,~{memory}", [barriers, BYTES], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def arrive_by_warp(barrier):
+    """One arrival of each warp, not of a thread each."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred one; .reg .b32 thread, lane; mov.u32 thread, %tid.x;"
+        " and.b32 lane, thread, 31; setp.eq.u32 one, lane, 0;"
+        " @one mbarrier.arrive.shared::cta.b64 _, [$1]; mov.u32 $0, 0; }",
+        "=r,r,~{memory}", [barrier], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def wait_arrivals(barrier, PARITY: gl.constexpr):
+    """Until the phase of this parity has completed, 0 for the first."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred done;"
+        f" TRY_AGAIN: mbarrier.try_wait.parity.shared::cta.b64 done, [$1], {PARITY};"
+        " @!done bra TRY_AGAIN; mov.u32 $0, 0; }",
+        "=r,r,~{memory}", [barrier], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
+def spread_statistics(
+    mean, rstd, address, barrier, row, LANES: gl.constexpr, PROGRAMS: gl.constexpr
+):
+    """Two fp32 numbers a row to all programs of the cluster, 8 bytes a row of their barriers.
+
+    LANES neighbours of a warp hold a row, at least one for each program.
+    """
+    gl.inline_asm_elementwise(
+        "{ .reg .pred live; .reg .b32 lane, to, counter; mov.u32 lane, %tid.x;"
+        f" and.b32 lane, lane, {LANES - 1}; setp.lt.u32 live, lane, {PROGRAMS};"
+        f" and.b32 lane, lane, {PROGRAMS - 1}; shl.b32 to, $5, 3; add.u32 to, to, $3;"
+        " mapa.shared::cluster.u32 to, to, lane; mapa.shared::cluster.u32 counter, $4, lane;"
+        " @live st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v2.b32"
+        " [to], {$1, $2}, [counter]; mov.u32 $0, 0; }",
+        "=r," + "r," * 5 + "~{memory}",
+        [mean.to(gl.int32, bitcast=True), rstd.to(gl.int32, bitcast=True), address, barrier, row],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def send_statistics(
     mean, deviations, address, barrier, rank, row, ROWS: gl.constexpr, WARPS: gl.constexpr = 1
 ):

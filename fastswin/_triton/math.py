@@ -103,6 +103,21 @@ def normalize_rows(a, b, C: tl.constexpr, CB: tl.constexpr, eps):
 
 
 @triton.jit
+def row_moments(a, b, C: tl.constexpr, CB: tl.constexpr):
+    """Mean and sum of squared deviations from it of rows in two parts, ``[M]`` each."""
+    total = tl.sum(a, 1)
+    if CB > 0:
+        total += tl.sum(b, 1)
+    mean = total / C
+    a = a - mean[:, None]
+    squares = tl.sum(a * a, 1)
+    if CB > 0:
+        b = b - mean[:, None]
+        squares += tl.sum(b * b, 1)
+    return mean, squares
+
+
+@triton.jit
 def centre_rows(a, b, C: tl.constexpr, CB: tl.constexpr, eps):
     """Rows without their mean, and one over their standard deviation ``[M]``."""
     total = tl.sum(a, 1)

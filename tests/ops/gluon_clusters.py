@@ -4,11 +4,12 @@ Stand-ins for _triton/cluster_memory.py and ops/swin_block/exchange.py. Each pro
 tail, kept as bytes where the kernel's addresses say, so a place that is written twice loses what it
 held. What is sent lands at once or, by chance, when its program next waits for bytes, in any order;
 a barrier counts it as it lands. What threads without a row would read is NaN. Without a tail a
-cluster is one program.
+cluster is one program. Partitions of a program arrive at the cluster's barrier each for itself.
 """
 
 from __future__ import annotations
 
+import contextvars
 import random
 import threading
 import time
@@ -38,6 +39,7 @@ class Program:
         self.first = (END - tail_bytes + 127) // 128 * 128
         self.memory = torch.full((max(END - self.first, 0),), 255, dtype=torch.uint8)
         self.barriers: dict[int, Barrier] = {}
+        self.counters: dict[int, Barrier] = {}
         self.expected: dict[int, int] = {}
         self.lock = threading.Lock()
         self.flying: list[Callable[[], None]] = []
@@ -56,7 +58,8 @@ class Program:
         assert not self.ended, "a store to a program that has ended"
         assert 0 <= start <= len(self.memory) - len(data), "a store outside of the tail"
         assert barrier in self.barriers, "a store before its barrier is made"
-        assert not any(address - 8 < b < address + len(data) for b in self.barriers), (
+        made = (*self.barriers, *self.counters)
+        assert not any(address - 8 < b < address + len(data) for b in made), (
             "a store over a barrier"
         )
         with self.lock:
@@ -93,31 +96,46 @@ class Program:
 class Cluster:
     """Programs that meet at a barrier of their own."""
 
-    def __init__(self, number: int, size: int, tail_bytes: int) -> None:
+    def __init__(self, number: int, size: int, tail_bytes: int, partitions: int = 1) -> None:
         self.programs = [Program(self, i, number * size + i, tail_bytes) for i in range(size)]
         self.changed = threading.Condition()
         self.arrived = 0
         self.arrivals = [0] * size
+        self.everyone = size * partitions
+        self.phases: dict[int, int] = {}
+        self.waited: dict[int, int] = {}
         self.failures: list[BaseException] = []
 
     def arrive(self, rank: int) -> None:
+        thread = threading.get_ident()
         with self.changed:
+            phase = self.phases.get(thread, 0)
+            assert self.waited.get(thread, 0) == phase, "an arrival before the last was waited for"
+            self.phases[thread] = phase + 1
             self.arrived += 1
             self.arrivals[rank] += 1
             self.changed.notify_all()
 
+    def pass_by(self) -> int:
+        """Go on without waiting; the phase that nobody has waited for."""
+        thread = threading.get_ident()
+        phase = self.waited[thread] = self.phases[thread]
+        return phase
+
     def wait(self, rank: int) -> None:
+        phase = self.pass_by()
         with self.changed:
-            everyone = len(self.programs) * self.arrivals[rank]
-            assert self.changed.wait_for(lambda: self.arrived >= everyone, PATIENCE), "hangs"
+            assert self.changed.wait_for(lambda: self.arrived >= self.everyone * phase, PATIENCE), (
+                "the cluster's barrier hangs"
+            )
 
 
-_here = threading.local()
+_here: contextvars.ContextVar[Program] = contextvars.ContextVar("program")
 
 
 def me() -> Program:
-    """The program that the calling thread runs."""
-    return _here.program
+    """The program that the calling thread runs, or runs a partition of."""
+    return _here.get()
 
 
 def _pieces(value: torch.Tensor, address: Any, threads: int) -> list[tuple[int, torch.Tensor]]:
@@ -200,6 +218,16 @@ def send_statistics(
     me().send(int(rank), [(int(address), both)], barrier)
 
 
+def spread_statistics(
+    mean: torch.Tensor, rstd: torch.Tensor, address: Any, barrier: int, row: torch.Tensor,
+    LANES: int, PROGRAMS: int,
+) -> None:  # fmt: skip
+    assert LANES >= PROGRAMS == len(me().cluster.programs)
+    both = torch.stack((mean, rstd), 1)
+    for rank in range(PROGRAMS):
+        me().send(rank, [(int(address) + 8 * int(row[0]), both)], barrier)
+
+
 def receive_statistics(address: Any, row: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     both = me().read(int(address), 8 * len(row)).view(torch.float32).view(-1, 2)
     return both[:, 0].as_subclass(Value), both[:, 1].as_subclass(Value)
@@ -207,13 +235,13 @@ def receive_statistics(address: Any, row: torch.Tensor) -> tuple[torch.Tensor, t
 
 STEPS = (
     cluster_arrive, cluster_wait, expect_bytes, wait_bytes, send_piece, receive_piece, send_sums,
-    receive_sums, send_statistics, receive_statistics,
+    receive_sums, send_statistics, receive_statistics, spread_statistics,
 )  # fmt: skip
 
 
 def run_clusters(
     module: Any, kernel: str, clusters: int, size: int, tail_bytes: int, arguments: tuple,
-    constants: dict[str, Any], **stand_ins: Any,
+    constants: dict[str, Any], partitions: int = 1, **stand_ins: Any,
 ) -> None:  # fmt: skip
     """Run a Gluon kernel cluster by cluster, as _triton/cluster.py launches it.
 
@@ -223,6 +251,7 @@ def run_clusters(
         clusters, size, tail_bytes: of the launch.
         arguments: tensors, descriptors and numbers, in order.
         constants: compile-time parameters.
+        partitions: of a program.
         stand_ins: other functions in the place of this module's.
     """
     steps = {step.__name__: step for step in STEPS}
@@ -235,14 +264,14 @@ def run_clusters(
         for a in arguments
     ]
     for number in range(clusters):
-        _run(Cluster(number, size, tail_bytes), lambda: body(*taken, **constants))
+        _run(Cluster(number, size, tail_bytes, partitions), lambda: body(*taken, **constants))
 
 
 def _run(cluster: Cluster, body: Callable[[], None]) -> None:
     """All programs of a cluster side by side; the first failure is raised."""
 
     def run(program: Program) -> None:
-        _here.program = program
+        _here.set(program)
         try:
             body()
             program.end()

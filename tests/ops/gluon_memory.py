@@ -103,6 +103,10 @@ class Tile:
     def __init__(self, data: torch.Tensor) -> None:
         self.data = data
 
+    @property
+    def shape(self) -> torch.Size:
+        return self.data.shape
+
     def permute(self, order: tuple[int, int]) -> Tile:
         return Tile(self.data.permute(order))
 

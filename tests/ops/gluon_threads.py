@@ -9,6 +9,7 @@ early shows in the result.
 
 from __future__ import annotations
 
+import contextvars
 import random
 import threading
 import time
@@ -52,7 +53,11 @@ def _pause() -> None:
         time.sleep(random.random() * 1e-4)
 
 
-def _copy_in(desc: Descriptor, at: list[Any], barrier: Barrier, tile: Tile) -> None:
+def _copy_in(
+    desc: Descriptor, at: list[Any], barrier: Barrier, tile: Tile, pred: Any = True
+) -> None:
+    if not pred:
+        return
     _pause()
     tile.data.copy_(desc.read(at))
     barrier.landed(desc.block_type.nbytes)
@@ -149,7 +154,10 @@ def _specialize(parts: list[tuple[Any, tuple]], warps: list[int], registers: lis
         except BaseException as error:  # reported by the thread that waits
             failures.append(error)
 
-    threads = [threading.Thread(target=run, args=part, daemon=True) for part in parts]
+    threads = [  # each knows what its creator does, such as its program
+        threading.Thread(target=contextvars.copy_context().run, args=(run, *part), daemon=True)
+        for part in parts
+    ]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -174,11 +182,11 @@ def _scope(module: Any, program_id: Callable[[int], torch.Tensor], programs: int
         sqrt=torch.sqrt, exp2=torch.exp2, sum=lambda value, axis: value.sum(axis),
         max=lambda value, axis: value.amax(axis),
         convert_layout=lambda value, layout, assert_trivial=False: value, load=_load, store=_store,
-        permute=lambda value, order: value.permute(order),
+        broadcast=torch.broadcast_tensors, permute=lambda value, order: value.permute(order),
         allocate_shared_memory=_allocate,
         NVMMASharedLayout=types.SimpleNamespace(get_default_for=lambda shape, dtype: None),
         SliceLayout=lambda axis, parent: None, NVMMADistributedLayout=_layout,
-        BlockedLayout=lambda *shape: None,
+        BlockedLayout=lambda *shape: None, SwizzledSharedLayout=lambda *swizzle: None,
         DotOperandLayout=lambda operand, parent, width: None, to_tensor=bool,
         debug_barrier=lambda: None, warp_specialize=_specialize,
     )  # fmt: skip
@@ -190,7 +198,7 @@ def _scope(module: Any, program_id: Callable[[int], torch.Tensor], programs: int
         "mbarrier": types.SimpleNamespace(
             init=_init, MBarrierLayout=lambda: None,
             wait=lambda barrier, phase: barrier.wait(int(phase)),
-            expect=lambda barrier, size: barrier.arrive(1, size),
+            expect=lambda barrier, size, pred=True: barrier.arrive(1, size) if pred else None,
             arrive=lambda barrier, count, pred=True: barrier.arrive(count) if pred else None,
         ),
         "tma": types.SimpleNamespace(

@@ -13,6 +13,8 @@ from fastswin._triton.available import (
     why_no_tensor_cores,
     why_not_triton,
 )
+from fastswin.ops.cluster_mlp.config import ClusterMlpConfig, why_no_cluster_mlp
+from fastswin.ops.cluster_mlp.config import config_blocker as cluster_blocker
 from fastswin.ops.hopper_resident.config import ResidentMlpConfig, why_no_resident
 from fastswin.ops.hopper_resident.config import mlp_blocker as resident_mlp_blocker
 from fastswin.ops.mlp.config import MlpConfig, mlp_blocker
@@ -35,7 +37,7 @@ def mlp(
     eps: float = 1e-5,
     out: torch.Tensor | None = None,
     impl: Impl = "auto",
-    config: MlpConfig | ResidentMlpConfig | None = None,
+    config: MlpConfig | ResidentMlpConfig | ClusterMlpConfig | None = None,
     pdl: bool = False,
     input_precision: Literal["tf32"] | None = None,
 ) -> torch.Tensor:
@@ -53,8 +55,9 @@ def mlp(
         eps: LayerNorm epsilon.
         out: ``[..., C]`` where the result goes; may be ``x``.
         impl: "auto", "triton" or "reference".
-        config: which kernel and its tiles: a :class:`MlpConfig`, or a :class:`ResidentMlpConfig`
-            of 96 or 128 channels in half precision on Hopper; None takes the heuristic.
+        config: which kernel and its tiles: a :class:`MlpConfig`; in half precision on Hopper a
+            :class:`ResidentMlpConfig` of 96 or 128 channels or a :class:`ClusterMlpConfig` of 256
+            and more, for which weights are packed at each call; None takes the heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes a
             weight.
         input_precision: "tf32" cuts fp32 operands to TF32; None leaves fp32 to the library, whose
@@ -95,7 +98,10 @@ def mlp(
             why_no_gradient(
                 x, fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias, offset
             ),
-            mlp_blocker(C, hidden, HIDDEN_STEP),
+            why_no_cluster_mlp(x.device, x.dtype)
+            or cluster_blocker(config, x.numel() // max(C, 1), C, hidden)
+            if isinstance(config, ClusterMlpConfig)
+            else mlp_blocker(C, hidden, HIDDEN_STEP),
             why_no_resident(x.device, x.dtype) or resident_mlp_blocker(config, hidden, C)
             if isinstance(config, ResidentMlpConfig)
             else None,
@@ -106,6 +112,14 @@ def mlp(
     if chosen == "reference":
         y = mlp_ref(x, *weights, offset, eps)
         return y if out is None else out.copy_(y)
+    if isinstance(config, ClusterMlpConfig):
+        from fastswin.ops.cluster_mlp.weights import mlp_of_plain_weights
+
+        norm = None
+        if norm_weight is not None and norm_bias is not None:
+            norm = norm_weight, norm_bias
+        fc1, fc2 = (fc1_weight, fc1_bias), (fc2_weight, fc2_bias)
+        return mlp_of_plain_weights(x, fc1, fc2, norm, offset, eps, out, config, pdl)
     from fastswin.ops.mlp.forward import mlp_fwd
 
     return mlp_fwd(x, *weights, offset, eps, out, config, pdl)

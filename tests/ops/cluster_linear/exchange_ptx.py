@@ -1,58 +1,25 @@
 """Reads the exchanges' generated PTX, all threads at once, and what of a tile each thread holds.
 
-The text is what exchange.py and narrow_exchange.py of ops/cluster_linear hand to the assembler: a
-few instructions on registers, stores to another program's shared memory, loads from one's own. An
-instruction or a name that is not known here is an error. Tests say where memory lies
-(:func:`filled`) and what has been taken up of it (:func:`taken_up`).
+The text (ptx_reader.py) is what exchange.py and narrow_exchange.py of ops/cluster_linear hand to
+the assembler. Tests say where memory lies (:func:`filled`) and what has been taken up of it
+(:func:`taken_up`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import re
 
 import torch
+from ptx_reader import read
 
 from fastswin._triton.gluon_tiles import accumulator
 from fastswin.ops.cluster_linear import exchange, narrow_exchange
-
-STORE = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
-MAPA = "mapa.shared::cluster.u32"
 
 #: Where a program's tail holds its barrier and, behind it, sums.
 BARRIER, SUMS = 4096, 4096 + 128
 
 #: What a word of memory or a register holds that nothing has been written to.
 EMPTY = -1
-
-
-@dataclasses.dataclass(frozen=True)
-class Store:
-    """One ``st.async``: by thread the program and address it goes to, and the barrier it counts on.
-
-    ``values`` are numbers of the thread's sums, in the order of their addresses.
-    """
-
-    program: torch.Tensor
-    address: torch.Tensor
-    barrier: torch.Tensor
-    values: list[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Load:
-    """One ``ld.shared``: by thread its address; ``values`` are numbers of what is found there."""
-
-    address: torch.Tensor
-    values: list[int]
-
-
-@dataclasses.dataclass(frozen=True)
-class Remote:
-    """An address in another program, which ``mapa`` has made."""
-
-    program: torch.Tensor
-    address: torch.Tensor
 
 
 def sent(block_m, block_n, splits, address, barrier, rank=0):
@@ -86,12 +53,12 @@ def _sent(text, threads, values, address, barrier, rank):
     given |= {outputs + 2 * values + i: barrier for i in range(values)}
     return [
         dataclasses.replace(store, values=[number - outputs for number in store.values])
-        for store in _read(text, threads, given, rank)
+        for store in read(text, threads, given, rank)
     ]
 
 
 def _received(text, threads, values, address):
-    return _read(text, threads, {values + i: address for i in range(values)})
+    return read(text, threads, {values + i: address for i in range(values)})
 
 
 def words_at(addresses, size):
@@ -123,66 +90,6 @@ def taken_up(loads, memory, registers):
         assert (found[:, load.values] == EMPTY).all()
         found[:, load.values] = memory[words_at(load.address, len(load.values))].T
     return found
-
-
-def _read(text, threads, given, rank=0):
-    """Stores and loads in order; ``given`` are operands by number, the same in all threads."""
-    registers = {"%tid.x": torch.arange(threads)}
-    registers["%cluster_ctarank"] = torch.full((threads,), rank)
-    registers |= {f"${number}": torch.full((threads,), value) for number, value in given.items()}
-    local, found = set(), []
-
-    def value(name):
-        return torch.full((threads,), int(name)) if name.isdigit() else registers[name]
-
-    def at(bracketed):
-        name, _, more = bracketed.strip("[]").partition("+")
-        base = registers[name]
-        if isinstance(base, Remote):
-            return Remote(base.program, base.address + int(more or 0))
-        return base + int(more or 0)
-
-    begin, *lines, end = [line.strip() for line in re.split(r"[;]|(?<=^\{)", text)]
-    assert (begin, end) == ("{", "}")
-    for line in lines:
-        name, rest = line.split(" ", 1)
-        if name == ".reg":
-            kind, names = rest.split(" ", 1)
-            assert kind == ".b32"
-            local |= set(names.split(", "))
-            continue
-        operands = re.findall(r"\{[^}]*\}|[^\s,]+", rest)
-        if name.startswith(STORE) or name.startswith("ld.shared."):
-            listed = next(o for o in operands if o.startswith("{")).strip("{}").split(", ")
-            assert name in (f"{STORE}.v{len(listed)}.b32", f"ld.shared.v{len(listed)}.b32")
-            numbers = [int(o.removeprefix("$")) for o in listed]
-            if name.startswith("ld"):
-                found.append(Load(at(operands[1]), numbers))
-                continue
-            to, counter = at(operands[0]), at(operands[2])
-            assert torch.equal(to.program, counter.program)
-            found.append(Store(to.program, to.address, counter.address, numbers))
-            continue
-        target, *inputs = operands
-        assert target in local, f"{target} is no register of the text's own"
-        registers[target] = _computed(name, [value(o) for o in inputs])
-    return found
-
-
-def _computed(name, inputs):
-    one, *more = inputs
-    if name == MAPA:
-        return Remote(more[0], one)
-    return {
-        "mov.u32": lambda: one,
-        "shr.u32": lambda: one >> more[0],
-        "shl.b32": lambda: one << more[0],
-        "and.b32": lambda: one & more[0],
-        "add.u32": lambda: one + more[0],
-        "rem.u32": lambda: one % more[0],
-        "div.u32": lambda: one // more[0],
-        "mad.lo.u32": lambda: one * more[0] + more[1],
-    }[name]()
 
 
 def tile_places(block_m, block_n):
