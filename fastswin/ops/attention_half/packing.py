@@ -31,3 +31,27 @@ def pack_projection(
         zero if offset is None else wide @ offset.double(),
     )
     return torch.stack(rows).float().contiguous()
+
+
+def pack_whole(
+    qkv_weight: torch.Tensor,
+    qkv_bias: torch.Tensor | None,
+    proj_bias: torch.Tensor | None,
+    norm_weight: torch.Tensor | None,
+    norm_bias: torch.Tensor | None,
+) -> torch.Tensor:
+    """fp32 ``[6, C]``: biases of q, k, v and proj, weight and bias of V2's norm (hopper_whole.py).
+
+    Args:
+        qkv_weight: ``[3C, C]``, for its size and device.
+        qkv_bias: ``[3C]`` or None.
+        proj_bias: ``[C]`` or None.
+        norm_weight, norm_bias: ``[C]``, None of V1.
+    """
+    packed = qkv_weight.new_zeros(6, qkv_weight.shape[1], dtype=torch.float32)
+    if qkv_bias is not None:
+        packed[:3] = qkv_bias.view(3, -1)
+    for row, vector in ((3, proj_bias), (4, norm_weight), (5, norm_bias)):
+        if vector is not None:
+            packed[row] = vector
+    return packed

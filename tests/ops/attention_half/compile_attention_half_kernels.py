@@ -15,6 +15,12 @@ from unittest import mock
 import torch
 
 from fastswin.ops.attention_half import heads, hopper_launch, whole
+from fastswin.ops.attention_half.config import (
+    default_hopper_whole_config,
+    default_hopper_windows_config,
+    hopper_whole_blocker,
+    hopper_windows_blocker,
+)
 from fastswin.testing.aot import compile_launch, record_launches
 
 #: Multiprocessors of a card of each generation: A100, RTX 3090, L4, H100.
@@ -31,6 +37,14 @@ SELECTED = {
         ("window", 2, 96, 3, 64),
         ("hopper", 1, 512, 16, 14),
         ("hopper", 2, 384, 12, 16),
+        ("windows", 1, 384, 12, 14),
+        ("windows", 1, 512, 16, 14),
+        ("windows", 1, 192, 6, 28),
+        ("windows", 2, 384, 12, 16),
+        ("whole", 1, 96, 3, 56),
+        ("whole", 2, 96, 3, 64),
+        ("whole", 1, 128, 4, 56),
+        ("whole", 2, 128, 4, 64),
     ),
 }
 
@@ -53,6 +67,29 @@ def launch(form: str, version: int, C: int, nH: int, side: int) -> None:
         hopper_launch.hopper_heads_fwd(
             x, weight, empty(3, 3 * C), bias, head_scale, 0.2, nH, window, shift, eps, True, stats
         )
+        return
+    if form == "windows":  # a batch of 8, whose rows have no statistics
+        config = default_hopper_windows_config(
+            C, 8 * (side // window[0]) ** 2, MULTIPROCESSORS[90]
+        )  # fmt: skip
+        assert hopper_windows_blocker(C, nH, window, (side, side), config) is None
+        hopper_launch.hopper_windows_fwd(
+            empty(8, side, side, C, dtype=half), weight, empty(3, 3 * C), bias, head_scale, 0.2, nH,
+            window, shift, None if v2 else 1e-5, True, None, config,
+        )  # fmt: skip
+        return
+    if form == "whole":  # batches of 8 and 32, whose default choices have two and three groups
+        norm_first = not v2
+        for batch in (8, 32):
+            windows = batch * (side // window[0]) ** 2
+            tiles = default_hopper_whole_config(C, windows, MULTIPROCESSORS[90])
+            assert hopper_whole_blocker(C, nH, window, (side, side), tiles) is None
+            many = empty(batch, side, side, C, dtype=half)
+            hopper_launch.hopper_whole_fwd(
+                many, weight, empty(6, C), empty(4, nH, 64, 64, dtype=half), head_scale,
+                empty(C, C, dtype=half), 0.2, nH, window, shift, 1e-5, norm_first, many, True,
+                tiles,
+            )  # fmt: skip
         return
     if form == "heads":
         heads.heads_attention_fwd(

@@ -1,0 +1,158 @@
+"""What hopper_whole.py computes of a window in registers: its norm, and a head's products.
+
+    x [64, C] in column parts [64, WIDTH], operands of products; sums the same in fp32
+    weights: tiles [32, WIDTH] of outputs of qkv, by column part, and [WIDTH, 32] of proj, by head
+
+All for four warps; a row lies in four threads. ``vectors`` are packing.py's, as rows in shared
+memory.
+"""
+
+from __future__ import annotations
+
+from triton.experimental import gluon
+from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import (
+    fence_async_shared,
+    warpgroup_mma,
+    warpgroup_mma_wait,
+)
+
+from fastswin._triton.gluon_tiles import accumulator
+from fastswin.ops.window_attention.hopper_tile import HEAD, inverse_norm, operand
+
+#: Weight rows of a copy, and copies that hold the 3C outputs of a column part of qkv.
+BLOCK = gl.constexpr(128)
+BLOCKS = gl.constexpr(3)
+
+
+@gluon.jit
+def _moments(values, C: gl.constexpr):
+    """Mean and variance of rows in parts; parts are added up before threads exchange sums."""
+    total = values[0]
+    for part in gl.static_range(1, len(values)):
+        total = total + values[part]
+    mean = gl.sum(total, 1) / C
+    d = values[0] - mean[:, None]
+    squares = d * d
+    for part in gl.static_range(1, len(values)):
+        d = values[part] - mean[:, None]
+        squares = squares + d * d
+    return mean, gl.sum(squares, 1) / C
+
+
+@gluon.jit
+def _normalized(values, eps, C: gl.constexpr):
+    """LayerNorm without affine of rows in parts."""
+    mean, variance = _moments(values, C)
+    rstd = gl.rsqrt(variance + eps)
+    normed = ()
+    for part in gl.static_range(len(values)):
+        normed += ((values[part] - mean[:, None]) * rstd[:, None],)
+    return normed
+
+
+@gluon.jit
+def _from_row(vectors, at, COLUMNS: gl.constexpr):
+    """A vector's values as every row of a product's tile."""
+    acc: gl.constexpr = accumulator(COLUMNS)
+    row, _ = gl.broadcast(vectors.index(at).load(acc), gl.zeros([64, COLUMNS], gl.float32, acc))
+    return row
+
+
+@gluon.jit
+def project(x, weights, vectors, head, NH: gl.constexpr):
+    """q, k and v of a head on top of their biases, under way."""
+    q = _from_row(vectors, head, HEAD)
+    k = _from_row(vectors, NH + head, HEAD)
+    v = _from_row(vectors, 2 * NH + head, HEAD)
+    # nothing is under way, but each sum has registers of its own from here on; copied between
+    # products, they would make the assembler wait for those
+    q, k, v = warpgroup_mma_wait(0, deps=(q, k, v))
+    for part in gl.static_range(len(x)):
+        at = part * (BLOCKS * BLOCK // HEAD) + head
+        q = warpgroup_mma(x[part], weights.index(at).permute((1, 0)), q, is_async=True)
+        k = warpgroup_mma(x[part], weights.index(at + NH).permute((1, 0)), k, is_async=True)
+        v = warpgroup_mma(x[part], weights.index(at + 2 * NH).permute((1, 0)), v, is_async=True)
+    return q, k, v
+
+
+@gluon.jit
+def project_back(o, proj, head, sums, WIDTH: gl.constexpr):
+    """A head's part of proj, under way."""
+    more = ()
+    for part in gl.static_range(len(sums)):
+        tile = proj.index(head * (BLOCK // WIDTH) + part)
+        more += (warpgroup_mma(o, tile.permute((1, 0)), sums[part], is_async=True),)
+    return more
+
+
+@gluon.jit
+def attend(q, k, v, k_buffer, v_buffer, table, scale, dtype: gl.constexpr, COSINE: gl.constexpr):
+    """hopper_tile.py's ``attend`` in 100 instructions less, ready for proj.
+
+    q takes the scale, the product starts as the table, whose -inf is all that keys behind the
+    window need where they are finite, and rows are divided by once.
+    """
+    rows: gl.constexpr = gl.SliceLayout(1, accumulator(HEAD))
+    if COSINE:
+        q = q * (inverse_norm(q) * scale)[:, None]
+        k = k * inverse_norm(k)[:, None]
+    else:
+        q = q * scale
+    k_buffer.store(k.to(dtype))
+    v_buffer.store(v.to(dtype))
+    q = gl.convert_layout(q.to(dtype), operand(HEAD), assert_trivial=True)
+    fence_async_shared()
+    s = warpgroup_mma(q, k_buffer.permute((1, 0)), table.to(gl.float32), is_async=True)
+    s = warpgroup_mma_wait(0, deps=(s,))
+    p = gl.exp2(s - gl.max(s, 1)[:, None])
+    inverse = gl.convert_layout(1.0 / gl.sum(p, 1), rows, assert_trivial=True)
+    p = gl.convert_layout(p.to(dtype), operand(64), assert_trivial=True)
+    o = gl.zeros([64, HEAD], gl.float32, accumulator(HEAD))
+    o = warpgroup_mma(p, v_buffer, o, is_async=True)
+    o = warpgroup_mma_wait(0, deps=(o,))
+    return gl.convert_layout(
+        (o * inverse[:, None]).to(dtype), operand(HEAD), assert_trivial=True
+    )  # fmt: skip
+
+
+@gluon.jit
+def begin_sums(
+    x, vectors, eps, dtype: gl.constexpr, C: gl.constexpr, WIDTH: gl.constexpr,
+    NORM_FIRST: gl.constexpr,
+):  # fmt: skip
+    """What heads multiply, and what their sums start from: proj's bias and V1's residual."""
+    acc: gl.constexpr = accumulator(WIDTH)
+    sums = ()
+    for part in gl.static_range(len(x)):
+        sums += (_from_row(vectors, 3 * C // WIDTH + part, WIDTH),)
+    if NORM_FIRST:
+        wide = ()
+        for part in gl.static_range(len(x)):
+            wide += (gl.convert_layout(x[part], acc, assert_trivial=True).to(gl.float32),)
+        normed = _normalized(wide, eps, C)
+        rows = ()
+        with_rows = ()
+        for part in gl.static_range(len(x)):
+            n = normed[part].to(dtype)
+            rows += (gl.convert_layout(n, operand(WIDTH), assert_trivial=True),)
+            with_rows += (sums[part] + wide[part],)
+        x = rows
+        sums = with_rows
+    return x, sums
+
+
+@gluon.jit
+def end_sums(x, sums, vectors, eps, C: gl.constexpr, WIDTH: gl.constexpr, NORM_FIRST: gl.constexpr):
+    """Rows of the output: the sums, of V2 their norm and the residual."""
+    acc: gl.constexpr = accumulator(WIDTH)
+    if not NORM_FIRST:
+        normed = _normalized(sums, eps, C)
+        results = ()
+        for part in gl.static_range(len(sums)):
+            y = normed[part] * vectors.index(4 * C // WIDTH + part).load(acc)
+            y = y + vectors.index(5 * C // WIDTH + part).load(acc)
+            wide = gl.convert_layout(x[part], acc, assert_trivial=True).to(gl.float32)
+            results += (y + wide,)
+        sums = results
+    return sums
