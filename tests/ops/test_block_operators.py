@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from fastswin import ops
+from fastswin.ops.linear.stats import write_stats_ref
 from fastswin.testing.tolerance import assert_close_to_oracle
 
 DTYPES = [torch.float32, torch.float16] + ([torch.bfloat16] if torch.cuda.is_available() else [])
@@ -263,6 +264,24 @@ def test_patch_embed(dtype, patch, norm, randn):
     if norm:
         made |= {"norm_weight": 1 + 0.3 * randn(48), "norm_bias": randn(48)}
     check(ops.patch_embed, made, dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32], ids=str)
+@pytest.mark.parametrize(("C", "norm"), [(48, True), (64, True), (48, False)])
+def test_patch_embed_leaves_its_rows_statistics(dtype, C, norm, randn):
+    """Of what is stored; rows of two images, a block of rows that no image fills, a large mean."""
+    vectors = (1 + 0.3 * randn(C), randn(C) + 50.0) if norm else (None, None)
+    images, weight, bias = randn(2, 3, 23, 18), randn(C, 3, 4, 4, spread=0.2), randn(C) + 9.0
+    stats = torch.full((2, 1, 60), float("nan"), device=images.device)
+    found = ops.patch_embed(
+        images, weight, bias, *vectors, dtype=dtype, impl="triton", stats_out=stats
+    )
+    expected = torch.empty(2, 1, 60, dtype=torch.float64, device=images.device)
+    write_stats_ref(found, expected)
+    assert torch.allclose(stats.double(), expected, rtol=1e-5)
+    wrong = torch.empty(2, 2, 60, device=images.device)
+    with pytest.raises(ValueError, match="stats_out"):
+        ops.patch_embed(images, weight, bias, *vectors, dtype=dtype, stats_out=wrong)
 
 
 def test_patch_embed_of_grey_images(randn):

@@ -14,7 +14,8 @@ from fastswin._triton.available import (
     why_no_tensor_cores,
     why_not_triton,
 )
-from fastswin._triton.tiles import MIN_DOT, split_columns
+from fastswin._triton.tiles import MIN_DOT, cdiv, split_columns
+from fastswin.ops.linear.stats import check_row_stats, write_stats_ref
 
 MAX_CHANNELS = 512
 MAX_PATCH_ELEMENTS = 256
@@ -41,6 +42,7 @@ def patch_embed(
     impl: Impl = "auto",
     pdl: bool = False,
     input_precision: Literal["tf32x3"] | None = None,
+    stats_out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Non-overlapping patches projected to tokens, then LayerNorm: images to ``[B, H, W, C]``.
 
@@ -57,6 +59,8 @@ def patch_embed(
             weight.
         input_precision: "tf32x3" makes an fp32 product of three TF32 ones, with fp32's error; None
             multiplies in fp32.
+        stats_out: fp32 ``[2, 1, B * H * W]`` where the tokens' statistics go (ops/linear/stats.py),
+            for a LayerNorm behind the next product; None leaves them out.
 
     Returns:
         ``[B, ceil(h / p), ceil(w / p), C]``.
@@ -72,6 +76,9 @@ def patch_embed(
     if input_precision not in (None, "tf32x3"):
         raise ValueError(f"input_precision must be None or 'tf32x3', got {input_precision!r}")
     dtype = dtype or images.dtype
+    if stats_out is not None:
+        tokens = images.shape[0] * cdiv(images.shape[2], patch) * cdiv(images.shape[3], patch)
+        check_row_stats("stats_out", stats_out, tokens, C, dtype, 1)
     fp32_form = input_precision if dtype == torch.float32 else None
     chosen = choose_impl(
         impl,
@@ -85,11 +92,14 @@ def patch_embed(
         ],
     )
     if chosen == "reference":
-        return _patch_embed_ref(images, weight, bias, norm_weight, norm_bias, eps, dtype)
+        y = _patch_embed_ref(images, weight, bias, norm_weight, norm_bias, eps, dtype)
+        if stats_out is not None:
+            write_stats_ref(y, stats_out)
+        return y
     from fastswin.ops.patch_embed.forward import patch_embed_fwd
 
     return patch_embed_fwd(
-        images, weight, bias, norm_weight, norm_bias, eps, dtype, pdl, fp32_form
+        images, weight, bias, norm_weight, norm_bias, eps, dtype, pdl, fp32_form, stats_out
     )  # fmt: skip
 
 

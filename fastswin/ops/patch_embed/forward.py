@@ -1,6 +1,7 @@
 """Patch embedding in Triton: a strided convolution is a product over ``c * p * p`` values.
 
-    images [B, c, h, w]   weight [C, c, p, p]   out [B, H, W, C]
+    images [B, c, h, w]   weight [C, c, p, p]   out [B, H, W, C]   stats [2, 1, B H W] fp32
+    (ops/linear/stats.py), of the rows as they are stored, where the first reader wants them
 
 2 * c p p * C FLOPs a token (48 * C for 4x4 RGB) against 2 * (c p p + C) bytes: memory bound. The
 image is read through its strides, in its own dtype, padded and converted on the way, and LayerNorm
@@ -17,18 +18,18 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
-from fastswin._triton.math import normalize_rows
+from fastswin._triton.math import normalize_rows, row_moments
 from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns
 
 
 @triton.jit
 def _patch_embed_fwd_kernel(
-    image_ptr, weight_ptr, bias_ptr, norm_weight_ptr, norm_bias_ptr, out_ptr,
+    image_ptr, weight_ptr, bias_ptr, norm_weight_ptr, norm_bias_ptr, out_ptr, stats_ptr, rows,
     image_h, image_w, W, tokens, blocks_per_image, stride_b, stride_c, stride_h, stride_w, eps,
     PATCH: tl.constexpr, ELEMENTS: tl.constexpr, BLOCK_K: tl.constexpr,
     CA: tl.constexpr, CB: tl.constexpr, BLOCK_M: tl.constexpr, HAS_NORM: tl.constexpr,
-    PRECISION: tl.constexpr, PDL: tl.constexpr = False,
+    WRITE_STATS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per BLOCK_M tokens of one image."""
     launch_dependents(PDL)
@@ -74,9 +75,16 @@ def _patch_embed_fwd_kernel(
             b = b * gain_b[None, :]
             b += shift_b[None, :]
     to = out_ptr + image * tokens * C + token[:, None] * C
-    tl.store(to + ca[None, :], a.to(out_ptr.dtype.element_ty), mask=valid[:, None])
+    a = a.to(out_ptr.dtype.element_ty)
+    tl.store(to + ca[None, :], a, mask=valid[:, None])
     if CB > 0:
-        tl.store(to + cb[None, :], b.to(out_ptr.dtype.element_ty), mask=valid[:, None])
+        b = b.to(out_ptr.dtype.element_ty)
+        tl.store(to + cb[None, :], b, mask=valid[:, None])
+    if WRITE_STATS:
+        mean, squares = row_moments(a.to(tl.float32), b.to(tl.float32), C, CB)
+        at_row = stats_ptr + image * tokens + token
+        tl.store(at_row, mean, mask=valid)
+        tl.store(at_row + rows, squares, mask=valid)
 
 
 def patch_embed_fwd(
@@ -89,6 +97,7 @@ def patch_embed_fwd(
     dtype: torch.dtype,
     pdl: bool = False,
     input_precision: str | None = None,
+    stats_out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Launch on ``images [B, c, h, w]`` of any strides; see the public function."""
     B, channels, image_h, image_w = images.shape
@@ -110,10 +119,12 @@ def patch_embed_fwd(
         on_grid(_patch_embed_fwd_kernel, (B * blocks_per_image,))(
             images, weight.to(dtype).contiguous(), bias,
             bias if norm_weight is None else norm_weight, bias if norm_bias is None else norm_bias,
-            out, image_h, image_w, W, H * W, blocks_per_image, *images.stride(), eps,
+            out, out if stats_out is None else stats_out, B * H * W,
+            image_h, image_w, W, H * W, blocks_per_image, *images.stride(), eps,
             PATCH=patch, ELEMENTS=elements, BLOCK_K=max(MIN_DOT, next_power_of_2(elements)),
             CA=columns[0], CB=columns[1], BLOCK_M=block_m, HAS_NORM=norm_weight is not None,
-            PRECISION=input_precision or "ieee", num_warps=num_warps,
+            WRITE_STATS=stats_out is not None, PRECISION=input_precision or "ieee",
+            num_warps=num_warps,
             **pdl_options(pdl, device_capability(images.device)),
         )  # fmt: skip
     return out

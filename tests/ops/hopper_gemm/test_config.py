@@ -113,6 +113,15 @@ def test_measured_shapes_are_taken_and_others_are_not(hopper_card, monkeypatch):
     assert "products" in hopper.hopper_reason(6272, 1536, 384, half, hopper_card)["fc1"]
 
 
+def test_few_rows_have_tiles_of_their_own(hopper_card):
+    case = (3072, 768, torch.float16, hopper_card)
+    assert hopper.measured_config("linear", 2048, *case) == DEFAULT_CONFIG
+    assert hopper.measured_config("linear", 2049, *case) == hopper.PLAIN_CONFIG
+    for (form, K), (_, config) in hopper.FEW_ROWS.items():
+        assert (form, K) in hopper.MEASURED
+        assert hopper.config_blocker(config, form, 2) is None
+
+
 def test_a_plain_product_needs_two_tiles_for_every_program(hopper_card):
     half = torch.float16
     taken = hopper.measured_config("plain", 6272, 1152, 384, half, hopper_card)
