@@ -14,6 +14,7 @@ from fastswin.engine.bind import BlockOffsets, Left, RowStats, Unjoined, in_plac
 from fastswin.engine.prepare import PreparedBlock
 from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.stream import StreamForward, implementation_of
+from fastswin.ops.attention_half.config import HopperWholeConfig, HopperWindowsConfig
 
 
 class AttentionHalf(StreamForward):
@@ -71,17 +72,21 @@ class AttentionHalf(StreamForward):
         norm, config = block.norm1, stage.launch.get("attention")
         if stage.proj == "inside":
             self.join(x, left, stage)
+            whole = isinstance(config, HopperWholeConfig)
             self.ops.packed_attention_half(
                 x, block.qkv.weight, block.qkv.bias, offsets.norm1, table, block.head_scale,
                 block.pad_qkv, block.proj.weight, block.proj.bias,
                 None if norm is None else norm.weight, None if norm is None else norm.bias,
                 *geometry, self.eps, norm is None, config, out=x, pdl=stage.pdl,
+                vectors=block.half_vectors() if whole else None,
             )  # fmt: skip
             return None
         rows, eps = x, self.eps if norm is None else None
         if isinstance(left, Unjoined):
             assert offsets.norm1 is None  # the product before had room for its bias
             rows, eps = self.join(x, left, stage, norm="pre"), None
+        if isinstance(config, HopperWindowsConfig):
+            assert offsets.norm1 is None  # an MLP that leaves a bias is not in front of it
         attended = self.ops.packed_heads_attention(
             rows, block.qkv.weight, offsets.qkv_vectors, offsets.norm1, table, block.head_scale,
             block.pad_qkv, *geometry, eps, config, pdl=stage.pdl,

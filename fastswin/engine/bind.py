@@ -15,7 +15,9 @@ import torch
 from fastswin.engine.precision import Precision
 from fastswin.engine.prepare import PreparedBlock, PreparedModel
 from fastswin.engine.stage_plan import ModelPlan, StagePlan
+from fastswin.ops.attention_half.config import HopperWholeConfig
 from fastswin.ops.attention_half.packing import pack_projection
+from fastswin.ops.cluster_mlp.config import ClusterMlpConfig
 
 Offset = torch.Tensor | None
 
@@ -99,6 +101,13 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
                 block.bias_table(stage.shift_size if block.shifted else (0, 0), precision.dtype)
                 if stage.attention == "block":
                     block.packed()
+        if isinstance(stage.launch.get("attention"), HopperWholeConfig):
+            for block in blocks:
+                block.half_vectors()
+        tiles = stage.launch.get("mlp")
+        if isinstance(tiles, ClusterMlpConfig):
+            for block in blocks:
+                block.packed_mlp(tiles.programs)
     return BoundPlan(plan, tuple(offsets), tuple(ends))
 
 

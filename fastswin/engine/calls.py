@@ -22,10 +22,11 @@ from torch.overrides import TorchFunctionMode
 from fastswin._triton.device import multiprocessor_count
 from fastswin._triton.tiles import cdiv
 from fastswin.engine import operators
-from fastswin.engine.bind import BoundPlan, Left
+from fastswin.engine.bind import BoundPlan
 from fastswin.engine.forward import Forward
 from fastswin.engine.prepare import PreparedBlock
 from fastswin.engine.quantized.prepare import LayerForms
+from fastswin.ops.cluster_mlp.weights import PackedMlp
 from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config
 from fastswin.ops.swin_block.packing import PackedBlock
 
@@ -78,7 +79,7 @@ OPERATORS: dict[str, Callable[..., torch.Tensor]] = {
 _SAME_SHAPE = (
     operators.layer_norm, operators.layer_norm_per_token, operators.mlp, operators.quantize,
     operators.quantize_per_token, operators.quantized_mlp, operators.packed_attention_half,
-    operators.packed_heads_attention, operators.packed_swin_block,
+    operators.packed_heads_attention, operators.packed_mlp, operators.packed_swin_block,
 )  # fmt: skip
 
 #: Layer of an operator whose weight does not say it.
@@ -86,6 +87,7 @@ _LAYERS = {
     "packed_window_attention": "attention",
     "packed_attention_half": "attention",
     "packed_heads_attention": "attention",
+    "packed_mlp": "mlp",
     "packed_swin_block": "block",
     "window_attention_ref": "attention",
     "quantized_window_attention_ref": "attention",
@@ -108,13 +110,14 @@ _LAYERS = {
 
 #: Operators that read the weights of several layers.
 _SEVERAL_LAYERS = (
-    "mlp", "quantized_mlp", "packed_attention_half", "packed_heads_attention", "packed_swin_block",
+    "mlp", "quantized_mlp", "packed_attention_half", "packed_heads_attention", "packed_mlp",
+    "packed_swin_block",
 )  # fmt: skip
 
 #: Operators without ``impl=``: kernels in any case.
 _ALWAYS_KERNELS = (
     operators.packed_window_attention, operators.packed_attention_half,
-    operators.packed_heads_attention, operators.packed_swin_block,
+    operators.packed_heads_attention, operators.packed_mlp, operators.packed_swin_block,
 )  # fmt: skip
 
 
@@ -133,8 +136,7 @@ def record_calls(
     recorder = _Recorder(execute)
     noted = type(forward)(forward.config, forward.weights, forward.precision, recorder)
     with recorder:
-        x = noted.embed(images, bound.plan)
-        left: Left = None
+        x, left = noted.embed(images, bound.plan)
         for index, stage in enumerate(bound.plan.stages):
             blocks = list(zip(forward.weights.stages[index], bound.offsets[index], strict=True))
             for block, offsets in blocks:
@@ -300,7 +302,7 @@ def _describe(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
         aligned = value.data_ptr() % 16 == 0
         return tuple(value.shape), value.dtype, value.stride(), aligned
-    if isinstance(value, PackedBlock):
+    if isinstance(value, PackedBlock | PackedMlp):
         return tuple(_describe(tensor) for tensor in value.tensors())
     return tuple(value) if isinstance(value, list) else value
 

@@ -34,7 +34,7 @@ def check_finite(forward: Forward, images: torch.Tensor, bound: BoundPlan) -> li
     if images.shape[0] == 0:
         raise ValueError("images must hold at least one image to check, got batch 0")
     ranges: list[BlockRange] = []
-    x = forward.embed(images, bound.plan)
+    x, _ = forward.embed(images, bound.plan)
     _record(ranges, x, forward, stage=0, block=0, half="patch embedding")
     for index, stage in enumerate(bound.plan.stages):
         blocks = forward.weights.stages[index]

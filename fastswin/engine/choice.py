@@ -29,7 +29,7 @@ Pair = tuple[int, int]
 #: Most tokens for which LayerNorm inside the qkv GEMM beats LayerNorm + library, by channels.
 FUSED_QKV_TOKENS = {128: 1 << 62, 192: 6500, 384: 200}
 
-#: Widest stage that the fused (or, below MLP_MIN_TOKENS, split) MLP serves.
+#: Widest stage that the fused (or, below FUSED_MLP_MIN_TOKENS, split) MLP serves.
 FUSED_MLP_CHANNELS = 192
 
 #: Fewest tokens that fill the card with the fused MLP's row blocks.

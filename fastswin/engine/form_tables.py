@@ -5,8 +5,15 @@ from __future__ import annotations
 import dataclasses
 
 from fastswin._triton.cluster import why_no_clusters
+from fastswin.engine.cluster_mlp_stage import CLUSTER_MLPS, ClusterMlps
 from fastswin.engine.cluster_stage import CLUSTER_STAGES, ClusterStages
 from fastswin.engine.fused_attention import FUSED_ATTENTION, FUSED_CAPABILITIES, FusedAttention
+from fastswin.engine.hopper_attention import (
+    HOPPER_WHOLE,
+    HOPPER_WINDOWS,
+    HopperWhole,
+    HopperWindows,
+)
 from fastswin.engine.whole_block import WHOLE_BLOCKS, WholeBlocks
 
 #: Fewest multiprocessors of a whole card of compute capability 9.0 (an H100 PCIe's); the tables are
@@ -21,6 +28,9 @@ class FormTables:
     fused_attention: FusedAttention
     whole_blocks: WholeBlocks
     cluster_stages: ClusterStages
+    cluster_mlps: ClusterMlps
+    hopper_windows: HopperWindows
+    hopper_whole: HopperWhole
 
 
 def form_tables(
@@ -32,16 +42,19 @@ def form_tables(
     fused_attention: FusedAttention | None,
     whole_blocks: WholeBlocks | None,
     cluster_stages: ClusterStages | None,
+    cluster_mlps: ClusterMlps | None,
 ) -> FormTables:
     """The caller's tables, or the engine's where the card takes their forms.
 
-    Who decides about attention halves leaves the others out as well, unless they are given.
+    Who decides about attention halves leaves the others out as well, unless they are given; who
+    decides about MLPs in clusters, attention of compute capability 9.0.
 
     Args:
         device_type, capability, multiprocessors: of the device where the plan will run.
         blocked: why no kernel runs, None where they do.
         launched_apart: whether nothing may be launched programmatically.
-        fused_attention, whole_blocks, cluster_stages: the caller's, None for the engine's.
+        fused_attention, whole_blocks, cluster_stages, cluster_mlps: the caller's, None for the
+            engine's.
     """
     measured = blocked is None and capability[0] in FUSED_CAPABILITIES
     no_clusters = (
@@ -56,4 +69,13 @@ def form_tables(
         whole_blocks = {} if no_clusters else WHOLE_BLOCKS
     if cluster_stages is None:
         cluster_stages = {} if no_clusters or launched_apart else CLUSTER_STAGES
-    return FormTables(fused_attention, whole_blocks, cluster_stages)
+    hopper_windows: HopperWindows = {}
+    hopper_whole: HopperWhole = {}
+    if cluster_mlps is None:
+        cluster_mlps = {}
+        if not no_clusters and not launched_apart:
+            cluster_mlps, hopper_windows = CLUSTER_MLPS, HOPPER_WINDOWS
+            hopper_whole = HOPPER_WHOLE
+    return FormTables(
+        fused_attention, whole_blocks, cluster_stages, cluster_mlps, hopper_windows, hopper_whole
+    )

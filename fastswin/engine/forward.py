@@ -8,11 +8,14 @@ meanwhile, its readers add (bind.py).
 
 from __future__ import annotations
 
+import math
+
 import torch
 import torch.nn.functional as F
 
+from fastswin._triton.tiles import cdiv
 from fastswin.engine.attention_half import AttentionHalf
-from fastswin.engine.bind import BoundPlan, Left, Offset
+from fastswin.engine.bind import BoundPlan, Left, Offset, RowStats
 from fastswin.engine.mlp_half import MlpHalf
 from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.engine.stream import implementation_of
@@ -57,8 +60,7 @@ class Forward(AttentionHalf, MlpHalf):
 
     def stages(self, images: torch.Tensor, bound: BoundPlan) -> list[torch.Tensor]:
         """Residual stream at the end of every stage, without its pending biases."""
-        x = self.embed(images, bound.plan)
-        left: Left = None
+        x, left = self.embed(images, bound.plan)
         outputs = []
         for index, stage in enumerate(bound.plan.stages):
             blocks = list(zip(self.weights.stages[index], bound.offsets[index], strict=True))
@@ -71,23 +73,32 @@ class Forward(AttentionHalf, MlpHalf):
                 x, left = self.merge(x, index, stage, bound.stage_end[index])
         return outputs
 
-    def embed(self, images: torch.Tensor, plan: ModelPlan) -> torch.Tensor:
-        """Images to the residual stream ``[B, H, W, C]``."""
+    def embed(self, images: torch.Tensor, plan: ModelPlan) -> tuple[torch.Tensor, Left]:
+        """Images to the residual stream ``[B, H, W, C]``.
+
+        With it its rows' statistics where the first block reads any, and nothing is added to them.
+        """
         w, patch = self.weights, self.config.patch_size
         if self.config.window_convention == "torchvision":  # drops the remainder, never pads
             h, wd = (side // patch * patch for side in images.shape[2:])
             images = images[:, :, :h, :wd]
         if images.dtype not in (torch.float16, torch.float32):  # what the kernel reads on any GPU
             images = images.float()
-        norm = w.patch_norm
+        norm, first = w.patch_norm, plan.stages[0]
+        left: RowStats | None = None
+        if first.mlp == "clusters" and first.norm2 == "behind" and w.position_embedding is None:
+            sides = (cdiv(side, patch) for side in images.shape[2:])
+            tokens = len(images) * math.prod(sides)
+            left = RowStats(images.new_empty(2, 1, tokens, dtype=torch.float32))
         x = self.ops.patch_embed(
             images, w.patch_weight, w.patch_bias,
             None if norm is None else norm.weight, None if norm is None else norm.bias,
             eps=self.resample_eps, dtype=self.precision.dtype, impl=implementation_of(plan.embed),
             pdl=plan.pdl, input_precision=plan.embed_products,
+            stats_out=None if left is None else left.values,
         )  # fmt: skip
         position = self.position_embedding((x.shape[1], x.shape[2]))
-        return x if position is None else x + position
+        return x if position is None else x + position, left
 
     def position_embedding(self, map_size: tuple[int, int]) -> torch.Tensor | None:
         """``[1, H, W, C]`` for a map, resized bicubically from the built one; None without one."""

@@ -15,6 +15,7 @@ from fastswin.engine.bind import BlockOffsets, Left, RowStats, Unjoined, in_plac
 from fastswin.engine.prepare import PreparedBlock
 from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.stream import StreamForward, implementation_of
+from fastswin.ops.cluster_mlp.config import TILE_ROWS, ClusterMlpConfig
 
 
 class MlpHalf(StreamForward):
@@ -39,6 +40,10 @@ class MlpHalf(StreamForward):
         if stage.mlp == "inside":
             return None
         fc1, fc2, norm = block.fc1, block.fc2, block.norm2
+        in_clusters = stage.launch.get("mlp")
+        if isinstance(in_clusters, ClusterMlpConfig):
+            assert offsets.norm2 is None  # the product before had room for its bias
+            return self.mlp_in_clusters(x, block, stage, in_clusters)
         if stage.mlp == "fused":
             assert fc1.bias is not None  # Mlp always has both
             assert fc2.bias is not None
@@ -80,6 +85,24 @@ class MlpHalf(StreamForward):
         pdl = self.ahead(stage, stage.launch.get("qkv"))
         self.shrink(x, h, block, stage.mlp, pdl=pdl, split=stage.split)
         return None
+
+    def mlp_in_clusters(
+        self,
+        x: torch.Tensor,
+        block: PreparedBlock,
+        stage: StagePlan,
+        tiles: ClusterMlpConfig,
+    ) -> RowStats | None:
+        """:meth:`mlp_half` as one kernel of a cluster's programs."""
+        left = None
+        if block.norm1 is None and stage.qkv in ("clusters", "inside"):
+            C = x.shape[-1]
+            left = RowStats(x.new_empty(2, C // TILE_ROWS, x.numel() // C, dtype=torch.float32))
+        self.ops.packed_mlp(
+            x, block.packed_mlp(tiles.programs), self.eps, tiles, out=x, pdl=stage.pdl,
+            stats_out=None if left is None else left.values,
+        )  # fmt: skip
+        return left
 
     def hidden(
         self,

@@ -29,8 +29,12 @@ from fastswin.ops import (
 from fastswin.ops.attention_half.config import (
     HeadsConfig,
     HopperHeadsConfig,
+    HopperWholeConfig,
+    HopperWindowsConfig,
     WholeWindowConfig,
 )
+from fastswin.ops.cluster_mlp.config import ClusterMlpConfig
+from fastswin.ops.cluster_mlp.weights import PackedMlp
 from fastswin.ops.swin_block.packing import PackedBlock
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 from fastswin.ops.window_attention.quantized import quantized_window_attention_ref
@@ -51,6 +55,7 @@ __all__ = [
     "norm_pool_head",
     "packed_attention_half",
     "packed_heads_attention",
+    "packed_mlp",
     "packed_swin_block",
     "packed_window_attention",
     "patch_embed",
@@ -127,7 +132,7 @@ def packed_heads_attention(
     window_size: Pair,
     shift_size: Pair,
     eps: float | None,
-    config: HeadsConfig | HopperHeadsConfig | None = None,
+    config: HeadsConfig | HopperHeadsConfig | HopperWindowsConfig | None = None,
     *,
     pdl: bool = False,
     norm_stats: torch.Tensor | None = None,
@@ -140,7 +145,8 @@ def packed_heads_attention(
         bias, head_scale, pad_qkv: as :func:`packed_window_attention`.
         eps: of the LayerNorm; None where there is none in front (V2).
         config: tiles; None takes the heuristic, and so does a :class:`HopperHeadsConfig` where
-            statistics are needed and not there.
+            statistics are needed and not there. Hopper's have no padded tokens, and expect an
+            ``offset`` only in ``vectors``.
         pdl: programmatic dependent launch (_triton/pdl.py).
         norm_stats: ``[2, parts, B * H * W]`` of x's rows, which another product has left
             (``stats_out`` of ``ops.linear``); None computes them.
@@ -154,6 +160,13 @@ def packed_heads_attention(
                 eps, pdl, norm_stats,
             )  # fmt: skip
         config = None
+    if isinstance(config, HopperWindowsConfig):
+        from fastswin.ops.attention_half.hopper_launch import hopper_windows_fwd
+
+        return hopper_windows_fwd(
+            x, weight, vectors, bias, head_scale, scale, num_heads, window_size, shift_size, eps,
+            pdl, norm_stats, config,
+        )  # fmt: skip
     from fastswin.ops.attention_half import heads
 
     return heads.heads_attention_fwd(
@@ -180,15 +193,27 @@ def packed_attention_half(
     shift_size: Pair,
     eps: float,
     norm_first: bool,
-    config: WholeWindowConfig | None = None,
+    config: WholeWindowConfig | HopperWholeConfig | None = None,
     *,
     out: torch.Tensor | None = None,
     pdl: bool = False,
+    vectors: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The attention half of a block from LayerNorm to residual in one kernel; ``out`` may be ``x``.
 
-    Arguments are those of ``ops.attention_half``; ``bias`` and ``head_scale`` are packed.
+    Arguments are those of ``ops.attention_half``; ``bias`` and ``head_scale`` are packed. A
+    :class:`HopperWholeConfig` takes no ``offset`` and reads ``vectors`` (packing.pack_whole)
+    instead of biases and V2's norm.
     """
+    if isinstance(config, HopperWholeConfig):
+        from fastswin.ops.attention_half.hopper_launch import hopper_whole_fwd
+
+        assert vectors is not None
+        assert offset is None  # an MLP that leaves a bias is not in front of it
+        return hopper_whole_fwd(
+            x, qkv_weight, vectors, bias, head_scale, proj_weight, scale, num_heads, window_size,
+            shift_size, eps, norm_first, out, pdl, config,
+        )  # fmt: skip
     from fastswin.ops.attention_half import whole
 
     return whole.whole_window_fwd(
@@ -196,6 +221,34 @@ def packed_attention_half(
         norm_weight, norm_bias, scale, num_heads, window_size, shift_size, eps, norm_first,
         out=out, config=config, pdl=pdl,
     )  # fmt: skip
+
+
+def packed_mlp(
+    x: torch.Tensor,
+    weights: PackedMlp,
+    eps: float,
+    config: ClusterMlpConfig,
+    *,
+    out: torch.Tensor,
+    pdl: bool = False,
+    stats_out: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """The MLP half of a block ``[..., C]`` in clusters of programs; ``out`` may be ``x``.
+
+    Args:
+        x, out, eps, pdl: as ``ops.mlp`` has them, both contiguous.
+        weights: packed, for as many programs as ``config`` says.
+        config: tiles.
+        stats_out: fp32 ``[2, C / 128, rows]`` where the statistics of ``out``'s rows go.
+    """
+    from fastswin.ops.cluster_mlp.launch import cluster_mlp_fwd
+
+    C = x.shape[-1]
+    cluster_mlp_fwd(
+        x.view(-1, C), weights.tiles, weights.fc1_sums, weights.fc1_bias, weights.fc2_bias, eps,
+        out.view(-1, C), config, pdl, stats_out, weights.norm,
+    )  # fmt: skip
+    return out
 
 
 def packed_swin_block(

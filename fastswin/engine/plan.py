@@ -12,13 +12,14 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
     attn   "block"    the whole block in one kernel, in clusters: few windows (whole_block.py)
            "triton"   shift, partition, bias, mask, softmax in one kernel
            "fused"    LayerNorm (unless a join in front has it) and qkv in it as well
-                      (fused_attention.py)
+                      (fused_attention.py, hopper_attention.py)
     proj   "fused"    our GEMM with bias and residual: few rows
            "library"  the library's GEMM accumulating onto the residual stream in place; the bias is
                       carried as an offset that the next reader adds (bind.py)
            "inside"   in attention's kernel, with the residual
     mlp    "inside"   in attention's kernel, which is the block's
-           "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M
+           "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M; wider
+                      in clusters, middle M (cluster_mlp_stage.py)
            "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
            "split-k"  our LayerNorm (in fc1 where its tiles say so), our fc1 with GELU, fc2 cut
@@ -54,6 +55,7 @@ import torch
 
 from fastswin._triton.available import Impl, choose_impl, why_not_triton
 from fastswin._triton.device import device_capability, multiprocessor_count
+from fastswin.engine.cluster_mlp_stage import ClusterMlps
 from fastswin.engine.cluster_stage import ClusterStages, merge_in_clusters
 from fastswin.engine.form_tables import form_tables
 from fastswin.engine.fused_attention import FUSED_CAPABILITIES, FusedAttention
@@ -91,6 +93,7 @@ def make_plan(
     fused_attention: FusedAttention | None = None,
     whole_blocks: WholeBlocks | None = None,
     cluster_stages: ClusterStages | None = None,
+    cluster_mlps: ClusterMlps | None = None,
 ) -> ModelPlan:
     """Choose implementations.
 
@@ -106,6 +109,8 @@ def make_plan(
             on compute capability 9.0, where the engine decides about attention halves as well.
         cluster_stages: stages whose products run in clusters, by rows; None as ``whole_blocks``,
             unless ``pdl`` is False.
+        cluster_mlps: stages whose MLP half is one kernel of clusters, by rows; None as
+            ``cluster_stages``.
 
     Raises:
         ValueError: a stage's map is smaller than its window (the message names the stage).
@@ -125,7 +130,7 @@ def make_plan(
     pdl = pdl and precision.half and not blocked
     forms = form_tables(
         device.type, capability, multiprocessor_count(device), blocked, launched_apart,
-        fused_attention, whole_blocks, cluster_stages,
+        fused_attention, whole_blocks, cluster_stages, cluster_mlps,
     )  # fmt: skip
     shared = Planned(
         config, max(batch, 1), image_size, device, precision, blocked, table, pdl,

@@ -10,6 +10,7 @@ import torch
 from fastswin._triton.available import Impl
 from fastswin.engine.bind import BoundPlan, bind
 from fastswin.engine.calls import Call
+from fastswin.engine.cluster_mlp_stage import ClusterMlps
 from fastswin.engine.cluster_stage import ClusterStages
 from fastswin.engine.forward import Forward
 from fastswin.engine.fused_attention import FusedAttention
@@ -93,9 +94,10 @@ class Plans:
         # a whole block would leave nothing to quantise, and 8-bit layers leave no statistics
         blocks: WholeBlocks | None = None if ranges is None else {}
         clusters: ClusterStages | None = None if ranges is None else {}
+        mlps: ClusterMlps | None = None if ranges is None else {}
         plan = make_plan(
             forward.config, batch, size, self._device, forward.precision, self._impl, self._table,
-            self._pdl, fused, blocks, clusters,
+            self._pdl, fused, blocks, clusters, mlps,
         )  # fmt: skip
         if ranges is not None:
             plan = quantize_plan(plan, forward.config, ranges, self._mix, forward.weights)

@@ -21,6 +21,8 @@ from fastswin.models.swin import (
     SwinTransformerBlock,
     SwinTransformerStage,
 )
+from fastswin.ops.attention_half.packing import pack_whole
+from fastswin.ops.cluster_mlp.weights import PackedMlp, pack_weights
 from fastswin.ops.swin_block.packing import PackedBlock, pack_block
 from fastswin.ops.window_attention.geometry import expand_bias_table
 from fastswin.ops.window_attention.packing import pack_bias, pack_head_scale
@@ -87,6 +89,8 @@ class PreparedBlock:
     window_size: Pair
     tables: dict[Pair, torch.Tensor] = dataclasses.field(default_factory=dict)
     whole: PackedBlock | None = None
+    mlps: dict[int, PackedMlp] = dataclasses.field(default_factory=dict)
+    half: torch.Tensor | None = None
 
     @property
     def bias(self) -> torch.Tensor:
@@ -122,6 +126,24 @@ class PreparedBlock:
             )
             self.whole = pack_block(qkv, proj, fc1, fc2, norm1, norm2)
         return self.whole
+
+    def half_vectors(self) -> torch.Tensor:
+        """What Hopper's kernel for the attention half reads beside weights, made once."""
+        if self.half is None:
+            norm = self.norm1
+            self.half = pack_whole(
+                self.qkv.weight, self.qkv.bias, self.proj.bias,
+                None if norm is None else norm.weight, None if norm is None else norm.bias,
+            )  # fmt: skip
+        return self.half
+
+    def packed_mlp(self, programs: int) -> PackedMlp:
+        """Its MLP as clusters of so many programs read it (ops/cluster_mlp), made once."""
+        if programs not in self.mlps:
+            norm = None if self.norm2 is None else (self.norm2.weight, self.norm2.bias)
+            fc1, fc2 = ((x.weight, x.bias) for x in (self.fc1, self.fc2))
+            self.mlps[programs] = pack_weights(fc1, fc2, norm, programs)
+        return self.mlps[programs]
 
 
 @dataclasses.dataclass(frozen=True)

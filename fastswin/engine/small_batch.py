@@ -13,8 +13,13 @@ kernel before them has drained: 3.1 to 3.4 us where ours takes 1.9 to 3.9 for pr
 
 from __future__ import annotations
 
-from fastswin.ops.attention_half.config import HopperHeadsConfig
+from fastswin.ops.attention_half.config import (
+    HopperHeadsConfig,
+    HopperWholeConfig,
+    HopperWindowsConfig,
+)
 from fastswin.ops.cluster_linear.config import ClusterLinearConfig
+from fastswin.ops.cluster_mlp.config import ClusterMlpConfig
 from fastswin.ops.linear.config import (
     GemmConfig,
     OneShotConfig,
@@ -25,7 +30,15 @@ from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config, sp
 from fastswin.tuning.problem import LaunchConfig
 
 #: Tiles of one layer in a plan.
-LayerTiles = LaunchConfig | SplitKConfig | ClusterLinearConfig | HopperHeadsConfig
+LayerTiles = (
+    LaunchConfig
+    | SplitKConfig
+    | ClusterLinearConfig
+    | ClusterMlpConfig
+    | HopperHeadsConfig
+    | HopperWholeConfig
+    | HopperWindowsConfig
+)
 
 #: Widest stage whose rows a one-shot program keeps in registers without losing to the copy engine.
 ONE_SHOT_CHANNELS = 128

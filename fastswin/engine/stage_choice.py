@@ -1,8 +1,8 @@
 """One stage of a plan: what the forms of choice.py become where a special form is faster.
 
 In their order: few rows (small_batch.py), a tuning table's tiles, TF32 products (tf32.py), whole
-blocks, attention halves and products in clusters by the tables of form_tables.py, then the Hopper
-product. The words are those of plan.py.
+blocks, attention halves, products and MLP halves in clusters by the tables of form_tables.py, then
+the Hopper product. The words are those of plan.py.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import torch
 
 from fastswin._triton.device import multiprocessor_count
 from fastswin.engine.choice import choose_forms, tuned_launch
+from fastswin.engine.cluster_mlp_stage import choose_cluster_mlp
 from fastswin.engine.cluster_stage import choose_clusters
 from fastswin.engine.form_tables import FormTables
 from fastswin.engine.fused_attention import choose_fused_attention
+from fastswin.engine.hopper_attention import choose_whole, choose_windows
 from fastswin.engine.precision import Precision
 from fastswin.engine.small_batch import LayerTiles, second_norm, small_stage
 from fastswin.engine.stage_plan import StagePlan
@@ -103,7 +105,9 @@ def plan_stage(plan: Planned, stage: int) -> StagePlan:
             _special_forms(plan, stage, M, chosen)
             _hopper_products(plan, stage, M, chosen)
     words = chosen.words
-    normed_behind = chosen.post_norm is not None and config.version == 1
+    normed_behind = (
+        chosen.post_norm is not None and words["mlp"] == "clusters" and config.version == 1
+    )
     return StagePlan(
         stage=stage,
         map_size=map_size,
@@ -125,7 +129,7 @@ def plan_stage(plan: Planned, stage: int) -> StagePlan:
         split_attention=chosen.split_attention,
         few_rows=chosen.few_rows,
         ahead=chosen.ahead,
-        post_norm=chosen.post_norm or (),
+        post_norm=tuple(layer for layer in chosen.post_norm or () if layer in chosen.launch),
     )
 
 
@@ -176,7 +180,7 @@ def _full_precision(plan: Planned, stage: int, M: int, chosen: Choice) -> None:
 
 
 def _special_forms(plan: Planned, stage: int, M: int, chosen: Choice) -> None:
-    """Whole blocks, attention halves and products in clusters, where their tables say so."""
+    """Whole blocks, attention halves, products and MLPs in clusters, where tables say so."""
     config, C = plan.config, plan.config.dim(stage)
     map_size, window = config.map_size(stage, plan.image_size), config.stage_window(stage)
     windows = plan.batch * math.prod(num_windows(map_size, window))
@@ -194,7 +198,19 @@ def _special_forms(plan: Planned, stage: int, M: int, chosen: Choice) -> None:
         plan.forms.cluster_stages, *changed, version=config.version, M=M, C=C, hidden=hidden,
         num_heads=heads, window_size=window, map_size=map_size,
     )  # fmt: skip
-    chosen.few_rows |= chosen.post_norm is not None
+    in_clusters = choose_cluster_mlp(
+        plan.forms.cluster_mlps, *changed, version=config.version, M=M, C=C, hidden=hidden
+    )
+    by_windows = choose_windows(
+        plan.forms.hopper_windows, *changed, version=config.version, M=M, C=C, num_heads=heads,
+        window_size=window, map_size=map_size, multiprocessors=multiprocessor_count(plan.device),
+    )  # fmt: skip
+    whole = choose_whole(
+        plan.forms.hopper_whole, *changed, version=config.version, C=C, num_heads=heads,
+        window_size=window, map_size=map_size, windows=windows,
+        multiprocessors=multiprocessor_count(plan.device),
+    )  # fmt: skip
+    chosen.few_rows |= in_clusters or by_windows or whole or chosen.post_norm is not None
 
 
 def _hopper_products(plan: Planned, stage: int, M: int, chosen: Choice) -> None:

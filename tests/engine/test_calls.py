@@ -99,7 +99,7 @@ def test_every_operator_of_the_forward_pass_has_a_shape_rule():
     small = {operators.merge_neighbours, operators.norm_pool_head}
     small |= {operators.packed_heads_attention, operators.packed_attention_half}
     small |= {operators.split_k_linear, operators.add_split_k, operators.packed_swin_block}
-    small.add(operators.linear_post_norm)
+    small |= {operators.linear_post_norm, operators.packed_mlp}
     assert kernels - seen <= quantized | {operators.mlp} | small
     with pytest.raises(NotImplementedError, match="shape of window_attention_ref"):
         module._shape_of(operators.window_attention_ref, (torch.empty(1),))

@@ -9,6 +9,7 @@ import types
 import pytest
 import torch
 from engine_cases import images_like
+from hopper_plans import plan_of
 
 from fastswin import Engine
 from fastswin.engine import cluster_stage
@@ -37,25 +38,6 @@ BASE_384, V2_TINY_16 = "swin_base_patch4_window12_384", "swinv2_tiny_window16_25
 V2_TINY_16_NORMS = {1: ("proj", "fc2"), 2: ("proj", "fc2"), 3: ("proj",)}
 
 
-@pytest.fixture
-def hopper(monkeypatch) -> torch.device:
-    """A GPU of compute capability 9.0 to the planner, which asks it nothing else."""
-    monkeypatch.setattr("fastswin.engine.plan.why_not_triton", lambda *_: None)
-    monkeypatch.setattr("fastswin.engine.stage_choice.hopper_reason", lambda *_: {})
-    monkeypatch.setattr("fastswin.engine.stage_choice.measured_config", lambda *_: None)
-    monkeypatch.setattr("fastswin._triton.cluster.interpreting", lambda: False)
-    monkeypatch.setattr("fastswin.engine.plan.device_capability", lambda _: (9, 0))
-    for module in ("plan", "stage_choice"):
-        monkeypatch.setattr(f"fastswin.engine.{module}.multiprocessor_count", lambda _: 132)
-    return torch.device("cuda")
-
-
-def plan_of(name: str, device: torch.device, precision: str = "fp16", batch: int = 1, **choices):
-    config = find_variant(name)
-    chosen = PRECISIONS[precision]
-    return make_plan(config, batch, config.image_size, device, chosen, "triton", **choices)
-
-
 def clustered(plan) -> list[int]:
     return [s.stage for s in plan.stages if s.mlp == "clusters"]
 
@@ -76,8 +58,8 @@ def clustered(plan) -> list[int]:
     ids=lambda value: value if isinstance(value, str) else "",
 )
 def test_stages_words_and_tiles_at_batch_1(name, stages, post_norm, hopper):
-    plan = plan_of(name, hopper, cluster_stages=CLUSTER_STAGES)
-    assert plan == plan_of(name, hopper)  # the engine's own
+    plan = plan_of(name, hopper, cluster_stages=CLUSTER_STAGES, cluster_mlps={})
+    assert plan == plan_of(name, hopper, cluster_mlps={})  # the engine's own
     assert clustered(plan) == stages
     version = find_variant(name).version
     merges = [s.stage for s in plan.stages if _in_clusters(s, "merge")]

@@ -1,0 +1,148 @@
+"""Attention halves of compute capability 9.0 whose programs walk over several windows.
+
+    by windows   LayerNorm, qkv and attention of one head, proj by our product behind it
+    whole        the half from LayerNorm to the residual, narrow stages
+
+In the plan's words attention "fused" with a ``HopperWindowsConfig`` or a ``HopperWholeConfig``, qkv
+and, whole, proj "inside". They add no bias that the library has left, so the stage's MLP is one
+kernel ("fused"), which leaves none. Half precision, windows of 49 to 64 tokens.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fastswin.engine.small_batch import LayerTiles
+from fastswin.ops.attention_half.config import (
+    HopperWindowsConfig,
+    default_hopper_whole_config,
+    default_hopper_windows_config,
+    hopper_whole_blocker,
+    hopper_windows_blocker,
+)
+from fastswin.ops.cluster_linear.config import default_cluster_linear_config
+
+Pair = tuple[int, int]
+
+#: By (version of Swin, channels of the stage): fewest and most windows of a batch whose attention
+#: is by heads over several windows; tiles, or None for the heuristic's.
+HopperWindows = Mapping[tuple[int, int], tuple[int, int, HopperWindowsConfig | None]]
+
+#: The engine's, as whole models on an H200 chose (docs/performance.md).
+HOPPER_WINDOWS: HopperWindows = {
+    (1, 192): (65, 128, HopperWindowsConfig(2, groups=1)),
+    (1, 384): (17, 34, None),
+}
+
+#: By the same, fewest and most windows of a batch whose half is one kernel.
+HopperWhole = Mapping[tuple[int, int], Pair]
+
+#: The engine's: Swin-T takes 3.5 % less time with it at 8, 5 at 16 and 64, SwinV2-T 6 at 64,
+#: SwinV2-B with windows of 8 3 at 8 and 8 at 32; Swin-B 1 to 8 and 32, at 64 as long.
+HOPPER_WHOLE: HopperWhole = {
+    (1, 96): (200, 1 << 30),
+    (1, 128): (200, 1 << 30),
+    (2, 96): (256, 1 << 30),
+    (2, 128): (256, 1 << 30),
+}
+
+
+def choose_whole(
+    table: HopperWhole,
+    choice: dict[str, str],
+    reasons: dict[str, str],
+    launch: dict[str, LayerTiles],
+    *,
+    version: int,
+    C: int,
+    num_heads: int,
+    window_size: Pair,
+    map_size: Pair,
+    windows: int,
+    multiprocessors: int,
+) -> bool:
+    """Change one stage's attention where a table and the kernel take its whole half.
+
+    Args:
+        table: windows by version and channels.
+        choice, reasons, launch: the stage's, changed in place.
+        version: of Swin.
+        C, num_heads: channels and heads.
+        window_size, map_size: in tokens.
+        windows: of the batch.
+        multiprocessors: of the GPU.
+
+    Returns:
+        Whether attention is such a kernel.
+    """
+    fewest, most = table.get((version, C), (1, 0))
+    apart = choice["attention"] == "triton" or choice["proj"] == "inside"
+    if not fewest <= windows <= most or choice["mlp"] != "fused" or not apart:
+        return False
+    tiles = default_hopper_whole_config(C, windows, multiprocessors)
+    if blocker := hopper_whole_blocker(C, num_heads, window_size, map_size, tiles):
+        reasons["whole"] = blocker
+        return False
+    for layer in ("qkv", "proj"):
+        launch.pop(layer, None)
+    launch["attention"] = tiles
+    choice |= {"qkv": "inside", "attention": "fused", "proj": "inside"}
+    why = f"{windows} windows: a program walks over {tiles.windows}, its weights in place"
+    reasons |= {"qkv": why, "attention": why, "proj": why}
+    return True
+
+
+def choose_windows(
+    table: HopperWindows,
+    choice: dict[str, str],
+    reasons: dict[str, str],
+    launch: dict[str, LayerTiles],
+    *,
+    version: int,
+    M: int,
+    C: int,
+    num_heads: int,
+    window_size: Pair,
+    map_size: Pair,
+    multiprocessors: int,
+) -> bool:
+    """Change one stage's attention where a table and the kernel take it by heads over windows.
+
+    Args:
+        table: windows and tiles by version and channels.
+        choice, reasons, launch: the stage's, changed in place.
+        version: of Swin.
+        M: rows of the stage, ``C`` channels.
+        num_heads: of the stage.
+        window_size, map_size: in tokens.
+        multiprocessors: of the GPU.
+
+    Returns:
+        Whether attention is such a kernel.
+    """
+    windows = M // (window_size[0] * window_size[1])
+    fewest, most, tiles = table.get((version, C), (1, 0, None))
+    apart = choice["attention"] == "triton" or choice["proj"] == "inside"
+    if not fewest <= windows <= most or choice["mlp"] != "fused" or not apart:
+        return False
+    tiles = tiles or default_hopper_windows_config(C, windows, multiprocessors)
+    if blocker := hopper_windows_blocker(C, num_heads, window_size, map_size, tiles):
+        reasons["windows"] = blocker
+        return False
+    launch.pop("qkv", None)
+    launch["attention"] = tiles
+    choice |= {"qkv": "inside", "attention": "fused"}
+    why = f"{windows} windows: a program takes one head of {tiles.windows}"
+    reasons |= {"qkv": why, "attention": why}
+    our_proj(choice, reasons, launch, M, C)
+    return True
+
+
+def our_proj(
+    choice: dict[str, str], reasons: dict[str, str], launch: dict[str, LayerTiles], M: int, C: int
+) -> None:
+    """proj by the product in clusters, where it is the library's or in attention's kernel."""
+    tiles = default_cluster_linear_config(M, C, C)
+    if choice["proj"] in ("library", "inside") and tiles is not None:
+        choice["proj"], launch["proj"] = "fused", tiles
+        reasons["proj"] = "between kernels that are launched ahead"
