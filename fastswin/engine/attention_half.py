@@ -14,7 +14,7 @@ from fastswin.engine.bind import BlockOffsets, Left, RowStats, Unjoined, in_plac
 from fastswin.engine.prepare import PreparedBlock
 from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.stream import StreamForward, implementation_of
-from fastswin.ops.attention_half.config import HopperWholeConfig, HopperWindowsConfig
+from fastswin.ops.attention_half.hopper_config import HopperWholeConfig, HopperWindowsConfig
 
 
 class AttentionHalf(StreamForward):

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 
 from fastswin.engine.small_batch import LayerTiles
 from fastswin.engine.stage_plan import StagePlan
-from fastswin.ops.attention_half.config import HopperHeadsConfig, hopper_heads_blocker
+from fastswin.ops.attention_half.hopper_config import HopperHeadsConfig, hopper_heads_blocker
 from fastswin.ops.cluster_linear.config import (
     default_cluster_linear_config,
     default_post_norm_config,

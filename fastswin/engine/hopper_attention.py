@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fastswin.engine.small_batch import LayerTiles
-from fastswin.ops.attention_half.config import (
+from fastswin.ops.attention_half.hopper_config import (
     HopperWindowsConfig,
     default_hopper_whole_config,
     default_hopper_windows_config,

@@ -26,12 +26,11 @@ from fastswin.ops import (
     quantized_mlp,
     split_k_linear,
 )
-from fastswin.ops.attention_half.config import (
-    HeadsConfig,
+from fastswin.ops.attention_half.config import HeadsConfig, WholeWindowConfig
+from fastswin.ops.attention_half.hopper_config import (
     HopperHeadsConfig,
     HopperWholeConfig,
     HopperWindowsConfig,
-    WholeWindowConfig,
 )
 from fastswin.ops.cluster_mlp.config import ClusterMlpConfig
 from fastswin.ops.cluster_mlp.weights import PackedMlp

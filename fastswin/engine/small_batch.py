@@ -13,7 +13,7 @@ kernel before them has drained: 3.1 to 3.4 us where ours takes 1.9 to 3.9 for pr
 
 from __future__ import annotations
 
-from fastswin.ops.attention_half.config import (
+from fastswin.ops.attention_half.hopper_config import (
     HopperHeadsConfig,
     HopperWholeConfig,
     HopperWindowsConfig,

@@ -21,7 +21,7 @@ from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.engine.warmup import kernel_calls
-from fastswin.ops.attention_half.config import HopperHeadsConfig
+from fastswin.ops.attention_half.hopper_config import HopperHeadsConfig
 from fastswin.ops.cluster_linear.config import ClusterLinearConfig, config_blocker
 from fastswin.ops.linear.stats import write_stats_ref
 

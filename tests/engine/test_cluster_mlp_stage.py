@@ -24,7 +24,7 @@ from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.models import SwinTransformer
 from fastswin.models.variants import find_variant
-from fastswin.ops.attention_half.config import HopperWindowsConfig, hopper_windows_blocker
+from fastswin.ops.attention_half.hopper_config import HopperWindowsConfig, hopper_windows_blocker
 from fastswin.ops.cluster_linear.config import ClusterLinearConfig
 from fastswin.ops.cluster_mlp.config import (
     TILE_ROWS,

@@ -22,7 +22,7 @@ from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.models import SwinTransformer
 from fastswin.models.variants import find_variant
-from fastswin.ops.attention_half.config import HopperHeadsConfig, hopper_heads_blocker
+from fastswin.ops.attention_half.hopper_config import HopperHeadsConfig, hopper_heads_blocker
 from fastswin.ops.cluster_linear.config import (
     ClusterLinearConfig,
     config_blocker,

@@ -21,7 +21,7 @@ from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.models import SwinTransformer
 from fastswin.models.variants import find_variant
-from fastswin.ops.attention_half.config import HopperWholeConfig, hopper_whole_blocker
+from fastswin.ops.attention_half.hopper_config import HopperWholeConfig, hopper_whole_blocker
 
 CPU = torch.device("cpu")
 HALF = PRECISIONS["fp16"]

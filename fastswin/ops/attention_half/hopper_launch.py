@@ -1,4 +1,4 @@
-"""Launchers of the forms on Hopper; what they need is in config.py."""
+"""Launchers of the forms on Hopper; what they need is in hopper_config.py."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from fastswin._triton.device import HOPPER, multiprocessor_count
 from fastswin._triton.launch import launch
 from fastswin._triton.tensor_copy import describe
 from fastswin._triton.tiles import cdiv, next_power_of_2
-from fastswin.ops.attention_half.config import (
+from fastswin.ops.attention_half.hopper_config import (
     HOPPER_WHOLE_WIDTH,
     WINDOWS_REGISTERS,
     HopperWholeConfig,

@@ -15,7 +15,7 @@ from unittest import mock
 import torch
 
 from fastswin.ops.attention_half import heads, hopper_launch, whole
-from fastswin.ops.attention_half.config import (
+from fastswin.ops.attention_half.hopper_config import (
     default_hopper_whole_config,
     default_hopper_windows_config,
     hopper_whole_blocker,

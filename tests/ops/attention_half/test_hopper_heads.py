@@ -8,10 +8,9 @@ from gluon_threads import Descriptor, Pointer, run_source
 from hopper_heads_cases import EPS, make_problem
 
 from fastswin.engine.operators import packed_heads_attention
-from fastswin.ops.attention_half import config as attention_config
-from fastswin.ops.attention_half import heads, hopper_heads, hopper_launch
-from fastswin.ops.attention_half.config import (
-    HeadsConfig,
+from fastswin.ops.attention_half import heads, hopper_config, hopper_heads, hopper_launch
+from fastswin.ops.attention_half.config import HeadsConfig
+from fastswin.ops.attention_half.hopper_config import (
     HopperHeadsConfig,
     hopper_heads_blocker,
     hopper_heads_steps,
@@ -170,7 +169,7 @@ def test_halves_that_it_does_not_take(changed, words):
 
 def test_a_triton_without_its_dialect_says_so(monkeypatch):
     """Copies of 16 bytes a thread are a part of Gluon that the other Hopper kernels do not need."""
-    monkeypatch.setattr(attention_config, "why_no_gluon", lambda module: f"no {module}")
+    monkeypatch.setattr(hopper_config, "why_no_gluon", lambda module: f"no {module}")
     reason = hopper_heads_blocker(128, 4, (7, 7), (14, 14))
     assert reason == "no fastswin.ops.attention_half.hopper_heads"
 

@@ -11,7 +11,7 @@ from gluon_threads import Descriptor, Pointer, _init, run_source
 from hopper_whole_cases import make_whole
 
 from fastswin.ops.attention_half import hopper_whole
-from fastswin.ops.attention_half.config import (
+from fastswin.ops.attention_half.hopper_config import (
     HOPPER_WHOLE_WIDTH,
     WINDOWS_BYTES,
     HopperWholeConfig,

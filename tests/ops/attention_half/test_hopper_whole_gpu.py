@@ -6,7 +6,7 @@ import pytest
 import torch
 from hopper_whole_cases import make_whole
 
-from fastswin.ops.attention_half.config import HopperWholeConfig
+from fastswin.ops.attention_half.hopper_config import HopperWholeConfig
 from fastswin.ops.attention_half.hopper_launch import hopper_whole_fwd
 from fastswin.testing.tolerance import assert_close_to_oracle
 

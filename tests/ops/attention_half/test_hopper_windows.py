@@ -10,7 +10,7 @@ from gluon_threads import Descriptor, Pointer, run_source
 from hopper_heads_cases import make_problem
 
 from fastswin.ops.attention_half import hopper_launch, hopper_windows
-from fastswin.ops.attention_half.config import (
+from fastswin.ops.attention_half.hopper_config import (
     HopperWindowsConfig,
     default_hopper_windows_config,
     hopper_windows_blocker,
