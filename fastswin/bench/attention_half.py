@@ -34,7 +34,7 @@ from fastswin.bench.compile_ahead import CompilePool
 from fastswin.bench.failures import describe
 from fastswin.engine.bind import BoundPlan, bind
 from fastswin.engine.fused_attention import FusedAttention, FusedRange
-from fastswin.engine.prepare import PreparedBlock
+from fastswin.engine.prepared import PreparedBlock
 from fastswin.engine.warmup import compile_calls, kernel_calls
 
 #: Seconds kept for whole models at the end.

@@ -14,7 +14,8 @@ from fastswin.engine.forward import Forward
 from fastswin.engine.fused_attention import FusedAttention, FusedRange
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
-from fastswin.engine.prepare import Affine, PreparedBlock, prepare
+from fastswin.engine.prepare import prepare
+from fastswin.engine.prepared import Affine, PreparedBlock
 from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.engine.warmup import compile_calls, kernel_calls
 from fastswin.ops.split_k.config import SplitKConfig

@@ -24,7 +24,8 @@ from fastswin.engine.bind import BoundPlan, bind
 from fastswin.engine.forward import Forward
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
-from fastswin.engine.prepare import PreparedBlock, prepare
+from fastswin.engine.prepare import prepare
+from fastswin.engine.prepared import PreparedBlock
 from fastswin.engine.whole_block import WholeBlocks
 from fastswin.models.swin import SwinTransformer
 from fastswin.testing.tolerance import assert_close_to_oracle

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from fastswin.engine.prepare import Linear, PreparedBlock
+from fastswin.engine.prepared import Linear, PreparedBlock
 from fastswin.engine.quantized.formats import WIDE_LAYER, BlockFormats, LayerFormat
 from fastswin.engine.quantized.prepare import LayerForms
 

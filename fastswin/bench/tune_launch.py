@@ -213,7 +213,7 @@ def _attention_bench(problem: KernelProblem, randn: Any, vector: Any) -> Bench:
     B, tokens = problem.rows // (grid * grid), window[0] * window[1]
     qkv = randn(B, H, W, 3 * C)
     logit_scale = vector(heads) + math.log(10.0) if d["cosine"] else None
-    # the table is fp16 where engine/prepare.py stores it so; a bias that fits it exactly leaves
+    # the table is fp16 where engine/prepared.py stores it so; a bias that fits it exactly leaves
     # only the kernel's own errors
     dense = (LOG2_E * randn(heads, tokens, tokens, to=torch.float32)).half().float() / LOG2_E
     packed = pack_bias(dense, heads, window, shift, qkv.device)

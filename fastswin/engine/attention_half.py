@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 
 from fastswin.engine.bind import BlockOffsets, Left, RowStats, Unjoined, in_place
-from fastswin.engine.prepare import PreparedBlock
+from fastswin.engine.prepared import PreparedBlock
 from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.stream import StreamForward, implementation_of
 from fastswin.ops.attention_half.hopper_config import HopperWholeConfig, HopperWindowsConfig

@@ -13,7 +13,7 @@ import dataclasses
 import torch
 
 from fastswin.engine.precision import Precision
-from fastswin.engine.prepare import PreparedBlock, PreparedModel
+from fastswin.engine.prepared import PreparedBlock, PreparedModel
 from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.ops.attention_half.hopper_config import HopperWholeConfig
 from fastswin.ops.attention_half.packing import pack_projection

@@ -24,7 +24,7 @@ from fastswin._triton.tiles import cdiv
 from fastswin.engine import operators
 from fastswin.engine.bind import BoundPlan
 from fastswin.engine.forward import Forward
-from fastswin.engine.prepare import PreparedBlock
+from fastswin.engine.prepared import PreparedBlock
 from fastswin.engine.quantized.prepare import LayerForms
 from fastswin.ops.cluster_mlp.weights import PackedMlp
 from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config

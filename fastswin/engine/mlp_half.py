@@ -12,7 +12,7 @@ import torch
 import torch.nn.functional as F
 
 from fastswin.engine.bind import BlockOffsets, Left, RowStats, Unjoined, in_place
-from fastswin.engine.prepare import PreparedBlock
+from fastswin.engine.prepared import PreparedBlock
 from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.stream import StreamForward, implementation_of
 from fastswin.ops.cluster_mlp.config import TILE_ROWS, ClusterMlpConfig

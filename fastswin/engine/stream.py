@@ -15,7 +15,7 @@ from fastswin._triton.available import Impl
 from fastswin.engine import operators
 from fastswin.engine.bind import Left, RowStats, Unjoined
 from fastswin.engine.precision import Precision
-from fastswin.engine.prepare import Linear, Norm, PreparedModel
+from fastswin.engine.prepared import Linear, Norm, PreparedModel
 from fastswin.engine.small_batch import LayerTiles
 from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.tf32 import SPLIT_TILES

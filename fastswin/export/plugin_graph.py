@@ -22,7 +22,7 @@ from fastswin.ops.window_attention.packing import LOG2_E, pack_bias
 #: Attributes that select a plugin and its ahead-of-time form.
 PARSER_ATTRIBUTES: dict[str, Any] = {"plugin_version": "1", "plugin_namespace": NAMESPACE, "aot": 1}
 
-#: Largest |bias * log2(e)| stored in fp16; beyond it the table stays fp32 (as in engine/prepare).
+#: Largest |bias * log2(e)| stored in fp16; beyond it tables stay fp32 (as in engine/prepared.py).
 FP16_BIAS_LIMIT = 1.0e4
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 from engine_cases import tiny
 
-from fastswin.engine.prepare import FP16_BIAS_LIMIT, prepare
+from fastswin.engine.prepare import prepare
+from fastswin.engine.prepared import FP16_BIAS_LIMIT
 from fastswin.ops.window_attention.packing import LOG2_E
 
 CPU = torch.device("cpu")

@@ -25,7 +25,7 @@ from fastswin.engine.backends.layers import (
     norm_arrays,
     to_array,
 )
-from fastswin.engine.prepare import PreparedBlock, PreparedModel
+from fastswin.engine.prepared import PreparedBlock, PreparedModel
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
 from fastswin.models.window_order import (

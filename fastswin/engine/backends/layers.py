@@ -20,8 +20,8 @@ import dataclasses
 import numpy as np
 import torch
 
-from fastswin.engine.prepare import Linear as PreparedLinear
-from fastswin.engine.prepare import Norm
+from fastswin.engine.prepared import Linear as PreparedLinear
+from fastswin.engine.prepared import Norm
 from fastswin.quant.ranges import LayerRange
 
 Array = np.ndarray

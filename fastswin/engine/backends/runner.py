@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from fastswin.engine.backends.graph import emit_swin
-from fastswin.engine.prepare import PreparedModel
+from fastswin.engine.prepared import PreparedModel
 from fastswin.models.config import SwinConfig
 from fastswin.models.swin import pad_to_patches
 from fastswin.quant.ranges import LayerRange

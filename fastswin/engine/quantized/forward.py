@@ -19,7 +19,7 @@ from fastswin._triton.tiles import cdiv
 from fastswin.engine.bind import BlockOffsets, Left, Offset, RowStats, Unjoined
 from fastswin.engine.forward import Forward
 from fastswin.engine.precision import FORMAT_DTYPES
-from fastswin.engine.prepare import Linear, Norm, PreparedBlock
+from fastswin.engine.prepared import Linear, Norm, PreparedBlock
 from fastswin.engine.quantized.formats import BlockFormats, LayerFormat
 from fastswin.engine.quantized.prepare import LayerForms, OrderedAffine, Steps
 from fastswin.engine.stage_plan import StagePlan

@@ -14,7 +14,7 @@ from __future__ import annotations
 import dataclasses
 
 from fastswin._triton.available import why_not_half
-from fastswin.engine.prepare import Linear, PreparedModel
+from fastswin.engine.prepared import Linear, PreparedModel
 from fastswin.engine.quantized.formats import (
     WIDE_LAYER,
     BlockFormats,

@@ -17,7 +17,8 @@ from collections.abc import Sequence
 import torch
 
 from fastswin.engine.precision import FORMAT_DTYPES
-from fastswin.engine.prepare import Affine, Builder, Footprint, Linear, PreparedModel, build
+from fastswin.engine.prepare import Builder, build
+from fastswin.engine.prepared import Affine, Footprint, Linear, PreparedModel
 from fastswin.engine.quantized.formats import LayerFormat, StageFormats
 from fastswin.engine.quantized.library import LibraryAffine, library_affine
 from fastswin.models.swin import SwinTransformer
