@@ -21,6 +21,12 @@ _GLUON_NAMES = {
 }
 
 
+def copyable(tensor: torch.Tensor) -> torch.Tensor:
+    """The tensor, contiguous and where the engine can read it; a copy where it is not."""
+    tensor = tensor.contiguous()
+    return tensor.clone() if tensor.data_ptr() % COPY_BYTES else tensor
+
+
 def describe(t: torch.Tensor, rows: int, columns: int) -> Any:
     """Descriptor of ``[rows, columns]`` tiles of a matrix, with their layout in shared memory."""
     from triton.experimental.gluon.nvidia.hopper import TensorDescriptor

@@ -18,6 +18,7 @@ from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.ops.attention_half.hopper_config import HopperWholeConfig
 from fastswin.ops.attention_half.packing import pack_projection
 from fastswin.ops.cluster_mlp.config import ClusterMlpConfig
+from fastswin.ops.linear.vectors import row_sums
 
 Offset = torch.Tensor | None
 
@@ -129,20 +130,15 @@ def _pending_biases(
         qkv_sums = fc1_sums = None
         wide = stage.formats is None or not stage.formats.blocks[number].fc1.quantized
         if stage.qkv == "clusters" and block.norm1 is None:
-            qkv_sums = _row_sums(block.qkv.weight)
+            qkv_sums = row_sums(block.qkv.weight)
         if stage.norm2 == "behind" and block.norm2 is None and wide:
-            fc1_sums = _row_sums(block.fc1.weight)
+            fc1_sums = row_sums(block.fc1.weight)
         rows.append(BlockOffsets(norm1, pending, vectors, qkv_sums, fc1_sums))
         if mlp == "fused":  # adds the offset to the residual it writes back
             pending = None
         elif _defers_bias(mlp, block):
             pending = _add(pending, block.fc2.bias)
     return tuple(rows), pending
-
-
-def _row_sums(weight: torch.Tensor) -> torch.Tensor:
-    """fp32 ``[N]`` of ``weight [N, K]`` as it is stored."""
-    return weight.double().sum(1).float()
 
 
 def in_place(implementation: str) -> bool:

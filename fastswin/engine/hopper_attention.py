@@ -76,8 +76,7 @@ def choose_whole(
         Whether attention is such a kernel.
     """
     fewest, most = table.get((version, C), (1, 0))
-    apart = choice["attention"] == "triton" or choice["proj"] == "inside"
-    if not fewest <= windows <= most or choice["mlp"] != "fused" or not apart:
+    if not fewest <= windows <= most or not _takes_other_attention(choice):
         return False
     tiles = default_hopper_whole_config(C, windows, multiprocessors)
     if blocker := hopper_whole_blocker(C, num_heads, window_size, map_size, tiles):
@@ -122,8 +121,7 @@ def choose_windows(
     """
     windows = M // (window_size[0] * window_size[1])
     fewest, most, tiles = table.get((version, C), (1, 0, None))
-    apart = choice["attention"] == "triton" or choice["proj"] == "inside"
-    if not fewest <= windows <= most or choice["mlp"] != "fused" or not apart:
+    if not fewest <= windows <= most or not _takes_other_attention(choice):
         return False
     tiles = tiles or default_hopper_windows_config(C, windows, multiprocessors)
     if blocker := hopper_windows_blocker(C, num_heads, window_size, map_size, tiles):
@@ -136,6 +134,12 @@ def choose_windows(
     reasons |= {"qkv": why, "attention": why}
     our_proj(choice, reasons, launch, M, C)
     return True
+
+
+def _takes_other_attention(choice: dict[str, str]) -> bool:
+    """Whether no bias comes from the MLP, and attention is apart or other cards' whole half."""
+    apart = choice["attention"] == "triton" or choice["proj"] == "inside"
+    return choice["mlp"] == "fused" and apart
 
 
 def our_proj(

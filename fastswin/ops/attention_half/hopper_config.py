@@ -15,12 +15,9 @@ from fastswin.ops.attention_half.config import MAX_TOKENS
 #: room for most of the rows' tiles (192 bytes a channel of weights, 128 of rows).
 MIN_HOPPER_CHANNELS, MAX_HOPPER_CHANNELS = 128, 768
 
-#: Shared memory of a program of it, less what barriers and alignment take.
+#: Bytes of shared memory that weights and rows of a program may take, less than the 227 KiB of
+#: compute capability 9.0 by what vectors, barriers and alignment do.
 HOPPER_BYTES = 226 * 1024
-
-#: Bytes of weights and rows that a program of :class:`HopperWindowsConfig` may hold, less than the
-#: 227 KiB of compute capability 9.0 by what vectors and the barrier take.
-WINDOWS_BYTES = 226 * 1024
 
 #: Registers that the compiler leaves a thread of all its groups but the first, by groups.
 WINDOWS_REGISTERS = {1: 0, 2: 240, 3: 168}
@@ -137,8 +134,8 @@ def hopper_windows_blocker(
         return f"1 to 3 groups of 1 or 2 buffers are needed, not {config}"
     if C < 128:
         return f"{C} channels are fewer than 128"
-    if config.shared_bytes(C) > WINDOWS_BYTES:
-        return f"{config.shared_bytes(C)} bytes of weights and rows exceed {WINDOWS_BYTES}"
+    if config.shared_bytes(C) > HOPPER_BYTES:
+        return f"{config.shared_bytes(C)} bytes of weights and rows exceed {HOPPER_BYTES}"
     other = hopper_heads_blocker(C, num_heads, window_size, map_size)
     return other or why_no_gluon("fastswin.ops.attention_half.hopper_windows")
 
@@ -156,9 +153,9 @@ def default_hopper_windows_config(
     share = cdiv(windows, max(1, multiprocessors // (C // 32)))
     groups, buffers = 1, 1
     for many in (2, 3):
-        if many <= share and HopperWindowsConfig(share, many).shared_bytes(C) <= WINDOWS_BYTES:
+        if many <= share and HopperWindowsConfig(share, many).shared_bytes(C) <= HOPPER_BYTES:
             groups = many
-    if share > groups and HopperWindowsConfig(share, groups, 2).shared_bytes(C) <= WINDOWS_BYTES:
+    if share > groups and HopperWindowsConfig(share, groups, 2).shared_bytes(C) <= HOPPER_BYTES:
         buffers = 2
     return HopperWindowsConfig(share, groups, buffers)
 
@@ -183,8 +180,8 @@ def hopper_whole_blocker(
         return f"1 to 3 groups of windows are needed, not {config}"
     if C not in HOPPER_WHOLE_WIDTH or C != 32 * num_heads:
         return f"3 or 4 heads of 32 channels are needed, not {num_heads} in {C}"
-    if config.shared_bytes(C) > WINDOWS_BYTES:
-        return f"{config.shared_bytes(C)} bytes of weights and rows exceed {WINDOWS_BYTES}"
+    if config.shared_bytes(C) > HOPPER_BYTES:
+        return f"{config.shared_bytes(C)} bytes of weights and rows exceed {HOPPER_BYTES}"
     other = _hopper_map_blocker(C, window_size, map_size)
     return other or why_no_gluon("fastswin.ops.attention_half.hopper_whole")
 

@@ -61,8 +61,7 @@ def hopper_heads_fwd(
         vectors if head_scale is None else head_scale, out,
         vectors if norm_stats is None else norm_stats, scale * LOG2_E,
         0.0 if eps is None else eps, H, W, rows, cols, B * H * W,
-        C=C, NH=num_heads, N=window_size[0] * window_size[1], WH=window_size[0],
-        WW=window_size[1], SH=shift_size[0], SW=shift_size[1], COSINE=head_scale is not None,
+        **_geometry(C, num_heads, window_size, shift_size, head_scale),
         PARTS=0 if norm_stats is None else norm_stats.shape[1],
         SPAN=span, SLOTS=slots, num_warps=4, **pdl_options(pdl, HOPPER),
     )  # fmt: skip
@@ -108,8 +107,7 @@ def hopper_windows_fwd(
         vectors if head_scale is None else head_scale, out,
         vectors if norm_stats is None else norm_stats, scale * LOG2_E,
         0.0 if eps is None else eps, H, W, rows, cols, B * H * W, windows, config.windows,
-        C=C, NH=num_heads, N=window_size[0] * window_size[1], WH=window_size[0],
-        WW=window_size[1], SH=shift_size[0], SW=shift_size[1], COSINE=head_scale is not None,
+        **_geometry(C, num_heads, window_size, shift_size, head_scale),
         NORMALIZE=eps is not None, PARTS=0 if norm_stats is None else norm_stats.shape[1],
         GROUPS=config.groups, BUFFERS=config.buffers, LOOP=config.windows > config.groups,
         REGISTERS=WINDOWS_REGISTERS[config.groups],
@@ -160,10 +158,20 @@ def hopper_whole_fwd(
         describe(proj_weight, 128, 32), describe(bias.view(-1, 64), 64, 64), vectors,
         vectors if head_scale is None else head_scale, out, scale * LOG2_E, eps, H, W, rows, cols,
         windows, config.windows,
-        C=C, WIDTH=width, NH=num_heads, N=window_size[0] * window_size[1], WH=window_size[0],
-        WW=window_size[1], SH=shift_size[0], SW=shift_size[1], COSINE=head_scale is not None,
+        **_geometry(C, num_heads, window_size, shift_size, head_scale), WIDTH=width,
         NORM_FIRST=norm_first, VALUES=next_power_of_2(6 * C), GROUPS=config.groups,
         LOOP=config.windows > config.groups, REGISTERS=WINDOWS_REGISTERS[config.groups],
         num_warps=4, **pdl_options(pdl, HOPPER),
     )  # fmt: skip
     return out
+
+
+def _geometry(
+    C: int, num_heads: int, window_size: Pair, shift_size: Pair, head_scale: torch.Tensor | None
+) -> dict[str, int | bool]:
+    """Constants of all three kernels."""
+    return {
+        "C": C, "NH": num_heads, "N": window_size[0] * window_size[1], "WH": window_size[0],
+        "WW": window_size[1], "SH": shift_size[0], "SW": shift_size[1],
+        "COSINE": head_scale is not None,
+    }  # fmt: skip

@@ -60,11 +60,6 @@ def _by_columns(weight: torch.Tensor) -> torch.Tensor:
     return weight.reshape(programs, rows, columns // TILE_COLUMNS, TILE_COLUMNS).transpose(1, 2)
 
 
-def fc1_sums(fc1_weight: torch.Tensor) -> torch.Tensor:
-    """``[H]`` fp32 that a LayerNorm behind fc1 needs."""
-    return fc1_weight.double().sum(1).float().contiguous()
-
-
 def pack_offset(
     offset: torch.Tensor, fc2_bias: torch.Tensor, dtype: torch.dtype
 ) -> tuple[torch.Tensor, torch.Tensor]:

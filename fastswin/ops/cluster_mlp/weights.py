@@ -6,9 +6,10 @@ import dataclasses
 
 import torch
 
-from fastswin._triton.tensor_copy import COPY_BYTES
+from fastswin._triton.tensor_copy import copyable
 from fastswin.ops.cluster_mlp.config import ClusterMlpConfig
-from fastswin.ops.cluster_mlp.packing import fc1_sums, pack_mlp, pack_offset
+from fastswin.ops.cluster_mlp.packing import pack_mlp, pack_offset
+from fastswin.ops.linear.vectors import bias_vector, row_sums
 
 Vector = torch.Tensor | None
 Norm = tuple[torch.Tensor, torch.Tensor]
@@ -19,14 +20,12 @@ class PackedMlp:
     """Weights in the stream's dtype, vectors fp32.
 
     Attributes:
-        programs: of a cluster, for which the tiles are.
-        tiles: of fc1 and fc2 (packing.py).
+        tiles: of fc1 and fc2, for as many programs as they were packed for (packing.py).
         fc1_sums: ``[4C]`` that V1's LayerNorm behind fc1 takes off; None in V2.
         fc1_bias, fc2_bias: ``[4C]`` and ``[C]``.
         norm: weight and bias ``[C]`` of V2's norm; None in V1, whose affine is folded.
     """
 
-    programs: int
     tiles: torch.Tensor
     fc1_sums: Vector
     fc1_bias: torch.Tensor
@@ -46,16 +45,9 @@ def pack_weights(
     programs: int,
 ) -> PackedMlp:
     """Weight and bias of both layers, a bias that is None as zeros; ``norm`` as V2 has it."""
-
-    def vector(layer: tuple[torch.Tensor, Vector]) -> torch.Tensor:
-        weight, bias = layer
-        if bias is None:
-            return torch.zeros(len(weight), device=weight.device)
-        return bias.float().contiguous()
-
-    sums = fc1_sums(fc1[0]) if norm is None else None
+    sums = row_sums(fc1[0]) if norm is None else None
     tiles = pack_mlp(fc1[0], fc2[0], programs)
-    return PackedMlp(programs, tiles, sums, vector(fc1), vector(fc2), norm)
+    return PackedMlp(tiles, sums, bias_vector(*fc1), bias_vector(*fc2), norm)
 
 
 def mlp_of_plain_weights(
@@ -81,8 +73,8 @@ def mlp_of_plain_weights(
 
     result = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
     C = x.shape[-1]
-    rows = aligned(x).view(-1, C)
-    to = aligned(result).view(-1, C)
+    rows = copyable(x).view(-1, C)
+    to = copyable(result).view(-1, C)
     packed = pack_weights(fc1, fc2, norm, config.programs)
     packed_offset, fc2_bias = None, packed.fc2_bias
     if offset is not None and norm is None:
@@ -95,9 +87,3 @@ def mlp_of_plain_weights(
         offset=packed_offset,
     )  # fmt: skip
     return result if to.data_ptr() == result.data_ptr() else result.copy_(to.view_as(result))
-
-
-def aligned(tensor: torch.Tensor) -> torch.Tensor:
-    """The tensor, contiguous and at a multiple of 16 bytes; a copy where it is not."""
-    tensor = tensor.contiguous()
-    return tensor.clone() if tensor.data_ptr() % COPY_BYTES else tensor

@@ -6,7 +6,8 @@ import dataclasses
 
 import torch
 
-from fastswin._triton.tensor_copy import COPY_BYTES
+from fastswin._triton.tensor_copy import copyable
+from fastswin.ops.linear.vectors import bias_vector
 from fastswin.ops.swin_block.config import HEAD_DIM
 
 Vector = torch.Tensor | None
@@ -55,19 +56,9 @@ def pack_block(
     fc1's and fc2's weights are kept as they are where the tensor copy engine can read them.
     """
 
-    def vector(layer: tuple[torch.Tensor, Vector]) -> torch.Tensor:
-        weight, bias = layer
-        if bias is None:
-            return torch.zeros(weight.shape[0], device=weight.device)
-        return bias.float().contiguous()
-
-    def readable(weight: torch.Tensor) -> torch.Tensor:
-        weight = weight.contiguous()
-        return weight.clone() if weight.data_ptr() % COPY_BYTES else weight
-
     C = proj[0].shape[0]
     rows = torch.cat((qkv[0], proj[0])).view(4, C // HEAD_DIM, HEAD_DIM, C)
     return PackedBlock(
-        rows.transpose(0, 1).reshape(4 * C, C).contiguous(), vector(qkv), vector(proj),
-        readable(fc1[0]), vector(fc1), readable(fc2[0]), vector(fc2), norm1, norm2,
+        rows.transpose(0, 1).reshape(4 * C, C).contiguous(), bias_vector(*qkv), bias_vector(*proj),
+        copyable(fc1[0]), bias_vector(*fc1), copyable(fc2[0]), bias_vector(*fc2), norm1, norm2,
     )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -57,20 +58,17 @@ class Problem:
                                   impl="reference")  # fmt: skip
 
 
-def make_problem(
-    *,
-    batch: int = 1,
-    windows: tuple[int, int] = (2, 2),
-    window: tuple[int, int] = (7, 7),
-    shift: tuple[int, int] = (3, 3),
-    heads: int = 4,
-    version: int = 1,
-    parts: int = 1,
-    dtype: torch.dtype = torch.float16,
-    device: torch.device | str = "cpu",
-    offset: float = 1.0,
-) -> Problem:
-    """Every row with a mean and a deviation of its own; V2 without a norm in front."""
+def draw(
+    batch: int,
+    windows: tuple[int, int],
+    window: tuple[int, int],
+    shift: tuple[int, int],
+    heads: int,
+    dtype: torch.dtype,
+    device: torch.device | str,
+    offset: float,
+) -> tuple[dict, Callable[..., torch.Tensor]]:
+    """Rows, qkv and bias of a half, and what draws more of it."""
     torch.manual_seed(heads + 10 * batch)
     C, tokens = 32 * heads, window[0] * window[1]
     H, W = windows[0] * window[0], windows[1] * window[1]
@@ -88,6 +86,24 @@ def make_problem(
         "shift_size": shift,
         "bias": randn(heads, tokens, tokens),
     }
+    return made, randn
+
+
+def make_problem(
+    *,
+    batch: int = 1,
+    windows: tuple[int, int] = (2, 2),
+    window: tuple[int, int] = (7, 7),
+    shift: tuple[int, int] = (3, 3),
+    heads: int = 4,
+    version: int = 1,
+    parts: int = 1,
+    dtype: torch.dtype = torch.float16,
+    device: torch.device | str = "cpu",
+    offset: float = 1.0,
+) -> Problem:
+    """Every row with a mean and a deviation of its own; V2 without a norm in front."""
+    made, randn = draw(batch, windows, window, shift, heads, dtype, device, offset)
     if version == 2:
         return Problem(made | {"logit_scale": 1.5 + 0.5 * randn(heads)}, None)
     return Problem(made, parts)

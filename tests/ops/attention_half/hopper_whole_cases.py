@@ -6,7 +6,7 @@ import dataclasses
 from typing import Any
 
 import torch
-from hopper_heads_cases import EPS, TABLES
+from hopper_heads_cases import EPS, TABLES, draw
 
 from fastswin import ops
 from fastswin.ops.attention_half.packing import pack_whole
@@ -69,22 +69,10 @@ def make_whole(
     offset: float = 1.0,
 ) -> Problem:
     """Every row with a mean and a deviation of its own."""
-    torch.manual_seed(heads + 10 * batch)
-    C, tokens = 32 * heads, window[0] * window[1]
-    H, W = windows[0] * window[0], windows[1] * window[1]
-
-    def randn(*shape: int) -> torch.Tensor:
-        return torch.randn(*shape).to(device)
-
-    own = torch.arange(batch * H * W, device=device).view(batch, H, W, 1)
-    made = {
-        "x": (randn(batch, H, W, C) * (1 + own % 7 / 4) + own % 5 + offset).to(dtype),
-        "qkv_weight": (1.5 * C**-0.5 * randn(3 * C, C)).to(dtype),
-        "qkv_bias": 0.5 * randn(3 * C),
-        "num_heads": heads,
-        "window_size": window,
-        "shift_size": shift,
-        "bias": randn(heads, tokens, tokens).half().float(),
+    made, randn = draw(batch, windows, window, shift, heads, dtype, device, offset)
+    C = 32 * heads
+    made |= {
+        "bias": made["bias"].half().float(),
         "proj_weight": (1.5 * C**-0.5 * randn(C, C)).to(dtype),
         "proj_bias": 0.5 * randn(C),
     }

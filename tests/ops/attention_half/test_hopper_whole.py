@@ -8,49 +8,19 @@ import types
 import pytest
 import torch
 from gluon_threads import Descriptor, Pointer, _init, run_source
+from group_copies import Copies
 from hopper_whole_cases import make_whole
 
 from fastswin.ops.attention_half import hopper_whole
 from fastswin.ops.attention_half.hopper_config import (
+    HOPPER_BYTES,
     HOPPER_WHOLE_WIDTH,
-    WINDOWS_BYTES,
     HopperWholeConfig,
     default_hopper_whole_config,
     hopper_whole_blocker,
 )
 from fastswin.ops.window_attention.packing import LOG2_E
 from fastswin.testing.tolerance import assert_close_to_oracle
-
-
-class Copies(threading.local):
-    """Copies of 16 bytes a thread, each warp group's its own.
-
-    What is asked for lands when its group is waited for, or at once, where it would destroy what
-    has not been read yet.
-    """
-
-    def __init__(self, at_once: bool = False) -> None:
-        self.groups: list[list] = [[]]
-        self.at_once = at_once
-
-    def async_copy_global_to_shared(self, tile, pointer, mask):
-        assert tile.data.shape == pointer.offset.shape
-        self.groups[-1].append((tile, pointer, mask.expand_as(pointer.offset)))
-        if self.at_once:
-            self.land(self.groups[-1].pop())
-
-    def commit_group(self):
-        self.groups.append([])
-
-    def wait_group(self, behind):
-        assert not self.groups[-1], "copies of no group"
-        while len(self.groups) > behind + 1:
-            for copy in self.groups.pop(0):
-                self.land(copy)
-
-    def land(self, copy):
-        tile, pointer, mask = copy
-        tile.data[mask] = pointer.base[pointer.offset[mask]]
 
 
 def run_on_cpu(problem, config, in_place=False, **stand_ins):
@@ -231,7 +201,7 @@ def test_one_program_a_multiprocessor(C, windows, expected):
     config = default_hopper_whole_config(C, windows, 132)
     assert -(-windows // config.windows) <= 132
     assert config == expected
-    assert config.shared_bytes(C) <= WINDOWS_BYTES
+    assert config.shared_bytes(C) <= HOPPER_BYTES
 
 
 @pytest.mark.parametrize(

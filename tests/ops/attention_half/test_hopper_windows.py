@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import threading
-
 import pytest
 import torch
 from gluon_threads import Descriptor, Pointer, run_source
+from group_copies import Copies
 from hopper_heads_cases import make_problem
 
 from fastswin.ops.attention_half import hopper_launch, hopper_windows
@@ -17,37 +16,6 @@ from fastswin.ops.attention_half.hopper_config import (
 )
 from fastswin.ops.window_attention.packing import LOG2_E
 from fastswin.testing.tolerance import assert_close_to_oracle
-
-
-class Copies(threading.local):
-    """Copies of 16 bytes a thread, each warp group's its own.
-
-    What is asked for lands when its group is waited for, or at once, where it would destroy what
-    has not been read yet.
-    """
-
-    def __init__(self, at_once: bool = False) -> None:
-        self.groups: list[list] = [[]]
-        self.at_once = at_once
-
-    def async_copy_global_to_shared(self, tile, pointer, mask):
-        assert tile.data.shape == pointer.offset.shape
-        self.groups[-1].append((tile, pointer, mask.expand_as(pointer.offset)))
-        if self.at_once:
-            self.land(self.groups[-1].pop())
-
-    def commit_group(self):
-        self.groups.append([])
-
-    def wait_group(self, behind):
-        assert not self.groups[-1], "copies of no group"
-        while len(self.groups) > behind + 1:
-            for copy in self.groups.pop(0):
-                self.land(copy)
-
-    def land(self, copy):
-        tile, pointer, mask = copy
-        tile.data[mask] = pointer.base[pointer.offset[mask]]
 
 
 def run_on_cpu(problem, config, copies=None, own_statistics=False):

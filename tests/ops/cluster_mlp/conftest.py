@@ -12,7 +12,8 @@ from gluon_memory import Descriptor
 
 from fastswin.ops.cluster_mlp import launch
 from fastswin.ops.cluster_mlp.config import config_blocker
-from fastswin.ops.cluster_mlp.packing import fc1_sums, pack_mlp, pack_offset
+from fastswin.ops.cluster_mlp.packing import pack_mlp, pack_offset
+from fastswin.ops.linear.vectors import row_sums
 
 
 @pytest.fixture
@@ -43,7 +44,7 @@ def run(monkeypatch):
         if "offset" in made:
             offset, bias = pack_offset(made["offset"], bias, x.dtype)
         return launch.cluster_mlp_fwd(
-            x, pack_mlp(fc1, fc2, config.programs), None if post_norm else fc1_sums(fc1),
+            x, pack_mlp(fc1, fc2, config.programs), None if post_norm else row_sums(fc1),
             made["fc1_bias"], bias, made["eps"], out, config,
             stats_out=stats_out, post_norm=post_norm, offset=offset,
         )  # fmt: skip

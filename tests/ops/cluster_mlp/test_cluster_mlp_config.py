@@ -15,7 +15,8 @@ from fastswin.ops.cluster_mlp.config import (
     default_cluster_mlp_config,
     why_no_cluster_mlp,
 )
-from fastswin.ops.cluster_mlp.packing import channel_order, fc1_sums, pack_mlp
+from fastswin.ops.cluster_mlp.packing import channel_order, pack_mlp
+from fastswin.ops.linear.vectors import row_sums
 
 
 def test_numbers_of_the_widest_stages():
@@ -116,7 +117,7 @@ def test_packed_tiles(C, programs):
 
 def test_sums_are_of_what_is_multiplied():
     weight = torch.randn(8, 384).half()
-    assert torch.equal(fc1_sums(weight), weight.double().sum(1).float())
+    assert torch.equal(row_sums(weight), weight.double().sum(1).float())
 
 
 @pytest.mark.parametrize("programs", [4, 8, 16])
