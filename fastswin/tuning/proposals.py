@@ -158,7 +158,7 @@ def propose_layer_norm_linear(problem: KernelProblem, card: Card) -> Iterator[No
 def propose_mlp(problem: KernelProblem, card: Card) -> Iterator[MlpConfig | ResidentMlpConfig]:
     C = problem.dims["C"]
     if problem.rows >= MANY_ROWS:
-        yield from (ResidentMlpConfig(64), ResidentMlpConfig(32, overlap=1))
+        yield from (ResidentMlpConfig(64), ResidentMlpConfig(32))
     copied = card.capability >= (9, 0) and problem.rows >= 4 * MANY_ROWS
     for block_m, block_h in itertools.product((32, 64, 128), (32, 64, 128)):
         if copied and block_m < 64:

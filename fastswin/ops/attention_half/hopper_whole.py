@@ -41,6 +41,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fastswin._triton.gluon_rows import row_layout
 from fastswin._triton.gluon_tiles import accumulator, buffers
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
 from fastswin.ops.attention_half.hopper_whole_tile import (
@@ -54,12 +55,6 @@ from fastswin.ops.attention_half.hopper_whole_tile import (
 )
 from fastswin.ops.window_attention.hopper_tile import HEAD, operand
 from fastswin.ops.window_attention.tile import locate_window, token_rows
-
-
-@gluon.constexpr_function
-def _row():
-    """Layout of a vector's values in shared memory as rows of a tile."""
-    return gl.SwizzledSharedLayout(1, 1, 1, [1, 0])
 
 
 @gluon.constexpr_function
@@ -125,8 +120,8 @@ def _window(
     """
     dtype: gl.constexpr = x_ptr.dtype.element_ty
     PARTS: gl.constexpr = C // WIDTH
-    by_head = vectors._reinterpret(gl.float32, [vectors.shape[0] // HEAD, 1, HEAD], _row())
-    by_part = vectors._reinterpret(gl.float32, [vectors.shape[0] // WIDTH, 1, WIDTH], _row())
+    by_head = vectors._reinterpret(gl.float32, [vectors.shape[0] // HEAD, 1, HEAD], row_layout())
+    by_part = vectors._reinterpret(gl.float32, [vectors.shape[0] // WIDTH, 1, WIDTH], row_layout())
     keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD], dtype)
     kv = scratch.index(GROUP)._reinterpret(dtype, [2, 64, HEAD], keys)
     async_copy.wait_group(0)

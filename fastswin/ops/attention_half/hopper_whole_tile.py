@@ -17,6 +17,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
+from fastswin._triton.gluon_rows import from_row, normalized
 from fastswin._triton.gluon_tiles import accumulator
 from fastswin.ops.window_attention.hopper_tile import HEAD, inverse_norm, operand
 
@@ -26,45 +27,11 @@ BLOCKS = gl.constexpr(3)
 
 
 @gluon.jit
-def _moments(values, C: gl.constexpr):
-    """Mean and variance of rows in parts; parts are added up before threads exchange sums."""
-    total = values[0]
-    for part in gl.static_range(1, len(values)):
-        total = total + values[part]
-    mean = gl.sum(total, 1) / C
-    d = values[0] - mean[:, None]
-    squares = d * d
-    for part in gl.static_range(1, len(values)):
-        d = values[part] - mean[:, None]
-        squares = squares + d * d
-    return mean, gl.sum(squares, 1) / C
-
-
-@gluon.jit
-def _normalized(values, eps, C: gl.constexpr):
-    """LayerNorm without affine of rows in parts."""
-    mean, variance = _moments(values, C)
-    rstd = gl.rsqrt(variance + eps)
-    normed = ()
-    for part in gl.static_range(len(values)):
-        normed += ((values[part] - mean[:, None]) * rstd[:, None],)
-    return normed
-
-
-@gluon.jit
-def _from_row(vectors, at, COLUMNS: gl.constexpr):
-    """A vector's values as every row of a product's tile."""
-    acc: gl.constexpr = accumulator(COLUMNS)
-    row, _ = gl.broadcast(vectors.index(at).load(acc), gl.zeros([64, COLUMNS], gl.float32, acc))
-    return row
-
-
-@gluon.jit
 def project(x, weights, vectors, head, NH: gl.constexpr):
     """q, k and v of a head on top of their biases, under way."""
-    q = _from_row(vectors, head, HEAD)
-    k = _from_row(vectors, NH + head, HEAD)
-    v = _from_row(vectors, 2 * NH + head, HEAD)
+    q = from_row(vectors, head, HEAD)
+    k = from_row(vectors, NH + head, HEAD)
+    v = from_row(vectors, 2 * NH + head, HEAD)
     # nothing is under way, but each sum has registers of its own from here on; copied between
     # products, they would make the assembler wait for those
     q, k, v = warpgroup_mma_wait(0, deps=(q, k, v))
@@ -125,12 +92,12 @@ def begin_sums(
     acc: gl.constexpr = accumulator(WIDTH)
     sums = ()
     for part in gl.static_range(len(x)):
-        sums += (_from_row(vectors, 3 * C // WIDTH + part, WIDTH),)
+        sums += (from_row(vectors, 3 * C // WIDTH + part, WIDTH),)
     if NORM_FIRST:
         wide = ()
         for part in gl.static_range(len(x)):
             wide += (gl.convert_layout(x[part], acc, assert_trivial=True).to(gl.float32),)
-        normed = _normalized(wide, eps, C)
+        normed = normalized(wide, eps, C)
         rows = ()
         with_rows = ()
         for part in gl.static_range(len(x)):
@@ -147,7 +114,7 @@ def end_sums(x, sums, vectors, eps, C: gl.constexpr, WIDTH: gl.constexpr, NORM_F
     """Rows of the output: the sums, of V2 their norm and the residual."""
     acc: gl.constexpr = accumulator(WIDTH)
     if not NORM_FIRST:
-        normed = _normalized(sums, eps, C)
+        normed = normalized(sums, eps, C)
         results = ()
         for part in gl.static_range(len(sums)):
             y = normed[part] * vectors.index(4 * C // WIDTH + part).load(acc)

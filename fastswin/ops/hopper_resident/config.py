@@ -72,11 +72,9 @@ class ResidentMlpConfig:
 
     Attributes:
         block_h: hidden units per step, 32 or 64.
-        overlap: whether the next step's first product runs beside this step's GELU, 0 or 1.
     """
 
     block_h: int = 64
-    overlap: int = 0
 
     @property
     def groups(self) -> int:
@@ -116,8 +114,6 @@ def mlp_blocker(config: ResidentMlpConfig, hidden: int, C: int) -> str | None:
     """Reason why the kernel does not take an MLP, None where it does."""
     if config.block_h not in (32, 64):
         return f"block_h must be 32 or 64, got {config.block_h}"
-    if config.overlap not in (0, 1):
-        return f"overlap must be 0 or 1, got {config.overlap}"
     if hidden % config.block_h or hidden == 0:
         return f"{hidden} hidden channels are not a positive multiple of {config.block_h}"
     return _row_blocker(C)

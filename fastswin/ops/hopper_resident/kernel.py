@@ -30,7 +30,6 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     mbarrier,
     tma,
     warpgroup_mma,
-    warpgroup_mma_init,
     warpgroup_mma_wait,
 )
 
@@ -238,14 +237,19 @@ def _filling(i, s, STEPS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constex
 
 
 @gluon.jit
+def _bias(bias_ptr, s, BLOCK_H: gl.constexpr, LAYOUT: gl.constexpr):
+    """fc1's bias of step ``s`` in each row, what its products begin from."""
+    bias = _vector(bias_ptr, s * BLOCK_H, BLOCK_H, LAYOUT)
+    rows, _ = gl.broadcast(bias, gl.zeros([ROWS, BLOCK_H], gl.float32, LAYOUT))
+    return rows
+
+
+@gluon.jit
 def _expand(
-    a, b, fc1a, fc1b, bias_ptr, weights, i, s,
-    STEPS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, LAYOUT: gl.constexpr,
+    a, b, h, fc1a, fc1b, weights, i, s,
+    STEPS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr,
 ):  # fmt: skip
-    """Hidden units of step ``s`` of tile ``i``, before GELU, under way."""
-    BLOCK_H: gl.constexpr = fc1a.shape[1]
-    h = gl.zeros([ROWS, BLOCK_H], gl.float32, LAYOUT)
-    h += _vector(bias_ptr, s * BLOCK_H, BLOCK_H, LAYOUT)
+    """Hidden units of step ``s`` of tile ``i`` on top of their bias, before GELU, under way."""
     slot, phase = _filling(i, s, STEPS, STAGES, GROUPS)
     mbarrier.wait(weights.index(slot), phase)
     h = warpgroup_mma(a, fc1a.index(slot).permute((1, 0)), h, is_async=True)
@@ -253,9 +257,8 @@ def _expand(
 
 
 @gluon.jit
-def _shrink(h, ya, yb, fc2a, fc2b, slot, dtype: gl.constexpr, LAYOUT: gl.constexpr):
-    """Results plus what GELU of one step's hidden units adds, under way."""
-    h = _operand(gelu(h), dtype, LAYOUT)
+def _shrink(h, ya, yb, fc2a, fc2b, slot):
+    """Results plus what one step's hidden units add, under way."""
     ya = warpgroup_mma(h, fc2a.index(slot).permute((1, 0)), ya, is_async=True)
     yb = warpgroup_mma(h, fc2b.index(slot).permute((1, 0)), yb, is_async=True)
     return ya, yb
@@ -266,7 +269,7 @@ def _mlp_tiles(
     fc1_bias_ptr, fc2_bias_ptr, norm_weight_ptr, norm_bias_ptr, offset_ptr, outa_desc, outb_desc,
     xa, xb, fc1a, fc1b, fc2a, fc2b, outa, outb, full, empty, weights, used, count,
     eps, GROUP: gl.constexpr, GROUPS: gl.constexpr, STEPS: gl.constexpr, STAGES: gl.constexpr,
-    OVERLAP: gl.constexpr, POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr,
+    POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr,
 ):  # fmt: skip
     """A warp group: the whole MLP of its row tiles; hidden units exist as registers only."""
     dtype: gl.constexpr = outa_desc.dtype
@@ -291,32 +294,34 @@ def _mlp_tiles(
             a, b = _normalize(a, b, PART + CB, eps, A, B)
         a = _operand(a, dtype, A)
         b = _operand(b, dtype, B)
-        ya = warpgroup_mma_init(ya)
-        yb = warpgroup_mma_init(yb)
-        h = _expand(a, b, fc1a, fc1b, fc1_bias_ptr, weights, i, 0, STEPS, STAGES, GROUPS, HIDDEN)
-        for s in range(STEPS - 1):
-            h, ya, yb = warpgroup_mma_wait(0, deps=(h, ya, yb))
-            slot, _ = _filling(i, s, STEPS, STAGES, GROUPS)
-            if STAGES < STEPS:
-                last = (slot + STAGES - 1) % STAGES
-                mbarrier.arrive(used.index(last), count=1, pred=s > 0)
-            if OVERLAP:
-                now = h
-                h = _expand(
-                    a, b, fc1a, fc1b, fc1_bias_ptr, weights, i, s + 1, STEPS, STAGES, GROUPS, HIDDEN
-                )
-                ya, yb = _shrink(now, ya, yb, fc2a, fc2b, slot, dtype, HIDDEN)
-            else:
-                ya, yb = _shrink(h, ya, yb, fc2a, fc2b, slot, dtype, HIDDEN)
-                h = _expand(
-                    a, b, fc1a, fc1b, fc1_bias_ptr, weights, i, s + 1, STEPS, STAGES, GROUPS, HIDDEN
-                )
+        # values that were computed into sums between products under way would make the assembler
+        # wait for each of those: all are there before the first begins, and none outlives its step
+        h = _bias(fc1_bias_ptr, 0, BLOCK_H, HIDDEN)
         h, ya, yb = warpgroup_mma_wait(0, deps=(h, ya, yb))
+        h = _expand(a, b, h, fc1a, fc1b, weights, i, 0, STEPS, STAGES, GROUPS)
+        h = warpgroup_mma_wait(0, deps=(h,))
+        for s in range(STEPS - 1):
+            slot, _ = _filling(i, s, STEPS, STAGES, GROUPS)
+            units = _operand(gelu(h), dtype, HIDDEN)
+            if CB < PART:
+                h = _bias(fc1_bias_ptr, s + 1, BLOCK_H, HIDDEN)
+                h, ya, yb = warpgroup_mma_wait(0, deps=(h, ya, yb))
+                ya, yb = _shrink(units, ya, yb, fc2a, fc2b, slot)
+                h = _expand(a, b, h, fc1a, fc1b, weights, i, s + 1, STEPS, STAGES, GROUPS)
+                h, ya, yb = warpgroup_mma_wait(0, deps=(h, ya, yb))
+            else:  # of 128 channels registers do not hold all that both products have
+                ya, yb = _shrink(units, ya, yb, fc2a, fc2b, slot)
+                ya, yb = warpgroup_mma_wait(0, deps=(ya, yb))
+                h = _bias(fc1_bias_ptr, s + 1, BLOCK_H, HIDDEN)
+                h = warpgroup_mma_wait(0, deps=(h,))
+                h = _expand(a, b, h, fc1a, fc1b, weights, i, s + 1, STEPS, STAGES, GROUPS)
+                h = warpgroup_mma_wait(0, deps=(h,))
+            if STAGES < STEPS:
+                mbarrier.arrive(used.index(slot), count=1)
         slot, _ = _filling(i, STEPS - 1, STEPS, STAGES, GROUPS)
-        ya, yb = _shrink(h, ya, yb, fc2a, fc2b, slot, dtype, HIDDEN)
+        ya, yb = _shrink(_operand(gelu(h), dtype, HIDDEN), ya, yb, fc2a, fc2b, slot)
         ya, yb = warpgroup_mma_wait(0, deps=(ya, yb))
         if STAGES < STEPS:
-            mbarrier.arrive(used.index((slot + STAGES - 1) % STAGES), count=1)
             mbarrier.arrive(used.index(slot), count=1)
         if POST_NORM:
             ya, yb = _normalize(ya, yb, PART + CB, eps, A, B)
@@ -340,7 +345,7 @@ def _resident_mlp_kernel(
     fc1_bias_ptr, fc2_bias_ptr, norm_weight_ptr, norm_bias_ptr, offset_ptr, xa_desc, xb_desc,
     fc1a_desc, fc1b_desc, fc2a_desc, fc2b_desc, outa_desc, outb_desc, tiles, eps,
     STEPS: gl.constexpr, STAGES: gl.constexpr, GROUPS: gl.constexpr, REGISTERS: gl.constexpr,
-    OVERLAP: gl.constexpr, POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr,
+    POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr,
     PDL: gl.constexpr = False,
 ):  # fmt: skip
     """Three groups of four warps compute, the launch's own are the first; two warps load.
@@ -370,7 +375,7 @@ def _resident_mlp_kernel(
             (_mlp_tiles, (
                 fc1_bias_ptr, fc2_bias_ptr, norm_weight_ptr, norm_bias_ptr, offset_ptr, outa_desc,
                 outb_desc, xa, xb, fc1a, fc1b, fc2a, fc2b, outa, outb, full, empty, weights, used,
-                count, eps, part, GROUPS, STEPS, STAGES, OVERLAP, POST_NORM, HAS_OFFSET,
+                count, eps, part, GROUPS, STEPS, STAGES, POST_NORM, HAS_OFFSET,
             ))
             if part < GROUPS else
             (_load_rows, (xa_desc, xb_desc, xa, xb, full, empty, count, GROUPS, PDL))

@@ -99,8 +99,8 @@ def resident_mlp_fwd(
         describe(fc2[0], PART, block_h), describe(fc2[0], second, block_h),
         describe(out, ROWS, PART), describe(out, ROWS, second), tiles, eps,
         STEPS=hidden // block_h, STAGES=config.stages(hidden, C), GROUPS=config.groups,
-        REGISTERS=REGISTERS[config.groups], OVERLAP=bool(config.overlap),
-        POST_NORM=norm is not None, HAS_OFFSET=offset is not None, num_warps=4,
+        REGISTERS=REGISTERS[config.groups], POST_NORM=norm is not None,
+        HAS_OFFSET=offset is not None, num_warps=4,
         **pdl_options(pdl, HOPPER),
     )  # fmt: skip
     return out

@@ -19,9 +19,13 @@ from fastswin.ops.hopper_resident.config import ResidentMlpConfig, why_no_reside
 from fastswin.ops.hopper_resident.config import mlp_blocker as resident_mlp_blocker
 from fastswin.ops.mlp.config import MlpConfig, mlp_blocker
 from fastswin.ops.mlp.reference import mlp_ref
+from fastswin.ops.streamed_mlp.config import StreamedMlpConfig, why_no_streamed_mlp
+from fastswin.ops.streamed_mlp.config import config_blocker as streamed_blocker
 
 #: Every configuration's hidden step divides this.
 HIDDEN_STEP = 128
+
+Config = MlpConfig | ResidentMlpConfig | ClusterMlpConfig | StreamedMlpConfig
 
 
 def mlp(
@@ -37,7 +41,7 @@ def mlp(
     eps: float = 1e-5,
     out: torch.Tensor | None = None,
     impl: Impl = "auto",
-    config: MlpConfig | ResidentMlpConfig | ClusterMlpConfig | None = None,
+    config: Config | None = None,
     pdl: bool = False,
     input_precision: Literal["tf32"] | None = None,
 ) -> torch.Tensor:
@@ -56,8 +60,9 @@ def mlp(
         out: ``[..., C]`` where the result goes; may be ``x``.
         impl: "auto", "triton" or "reference".
         config: which kernel and its tiles: a :class:`MlpConfig`; in half precision on Hopper a
-            :class:`ResidentMlpConfig` of 96 or 128 channels or a :class:`ClusterMlpConfig` of 256
-            and more, for which weights are packed at each call; None takes the heuristic.
+            :class:`ResidentMlpConfig` of 96 or 128 channels, or, for which weights are packed at
+            each call, a :class:`StreamedMlpConfig` of 128 to 256 or a :class:`ClusterMlpConfig` of
+            256 and more; None takes the heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes a
             weight.
         input_precision: "tf32" cuts fp32 operands to TF32; None leaves fp32 to the library, whose
@@ -98,13 +103,7 @@ def mlp(
             why_no_gradient(
                 x, fc1_weight, fc1_bias, fc2_weight, fc2_bias, norm_weight, norm_bias, offset
             ),
-            why_no_cluster_mlp(x.device, x.dtype)
-            or cluster_blocker(config, x.numel() // max(C, 1), C, hidden)
-            if isinstance(config, ClusterMlpConfig)
-            else mlp_blocker(C, hidden, HIDDEN_STEP),
-            why_no_resident(x.device, x.dtype) or resident_mlp_blocker(config, hidden, C)
-            if isinstance(config, ResidentMlpConfig)
-            else None,
+            _why_not_config(config, x, hidden),
             None if out is None or out.is_contiguous() else "out is not contiguous",
         ],
     )
@@ -112,14 +111,33 @@ def mlp(
     if chosen == "reference":
         y = mlp_ref(x, *weights, offset, eps)
         return y if out is None else out.copy_(y)
-    if isinstance(config, ClusterMlpConfig):
-        from fastswin.ops.cluster_mlp.weights import mlp_of_plain_weights
-
+    if isinstance(config, ClusterMlpConfig | StreamedMlpConfig):
         norm = None
         if norm_weight is not None and norm_bias is not None:
             norm = norm_weight, norm_bias
         fc1, fc2 = (fc1_weight, fc1_bias), (fc2_weight, fc2_bias)
-        return mlp_of_plain_weights(x, fc1, fc2, norm, offset, eps, out, config, pdl)
+        if isinstance(config, ClusterMlpConfig):
+            from fastswin.ops.cluster_mlp.weights import mlp_of_plain_weights as in_clusters
+
+            return in_clusters(x, fc1, fc2, norm, offset, eps, out, config, pdl)
+        from fastswin.ops.streamed_mlp.weights import mlp_of_plain_weights as streamed
+
+        return streamed(x, fc1, fc2, norm, offset, eps, out, config, pdl)
     from fastswin.ops.mlp.forward import mlp_fwd
 
     return mlp_fwd(x, *weights, offset, eps, out, config, pdl)
+
+
+def _why_not_config(config: Config | None, x: torch.Tensor, hidden: int) -> str | None:
+    """Reason why the kernel of these tiles does not take ``x``, None where it does."""
+    C = x.shape[-1]
+    rows = x.numel() // max(C, 1)
+    if isinstance(config, ClusterMlpConfig):
+        return why_no_cluster_mlp(x.device, x.dtype) or cluster_blocker(config, rows, C, hidden)
+    if isinstance(config, StreamedMlpConfig):
+        return why_no_streamed_mlp(x.device, x.dtype) or streamed_blocker(config, rows, C, hidden)
+    if isinstance(config, ResidentMlpConfig):
+        blocker = why_no_resident(x.device, x.dtype) or resident_mlp_blocker(config, hidden, C)
+        if blocker is not None:
+            return blocker
+    return mlp_blocker(C, hidden, HIDDEN_STEP)

@@ -10,7 +10,6 @@ import gluon_memory
 import gluon_threads
 import pytest
 import torch
-from cluster_mlp_cases import check, make_mlp
 from cluster_mlp_threads import (
     arrive_with_rows_read,
     expect_bytes_of_each,
@@ -19,6 +18,7 @@ from cluster_mlp_threads import (
     take_rows,
 )
 from gluon_clusters import cluster_wait, expect_bytes_late, me, wait_bytes
+from mlp_cases import check, make_mlp
 
 from fastswin.ops.cluster_mlp.config import ClusterMlpConfig
 from fastswin.ops.linear.stats import write_stats_ref

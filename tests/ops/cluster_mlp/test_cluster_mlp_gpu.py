@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from cluster_mlp_cases import check, make_mlp
+from mlp_cases import check, make_mlp
 
 from fastswin import ops
 from fastswin.ops.cluster_mlp.config import ClusterMlpConfig, default_cluster_mlp_config

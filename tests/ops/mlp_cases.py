@@ -1,4 +1,4 @@
-"""MLPs in clusters: distinct content in every row and channel, and their oracle."""
+"""MLP halves: distinct content in every row and channel, and their oracle."""
 
 from __future__ import annotations
 
