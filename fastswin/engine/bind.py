@@ -19,6 +19,7 @@ from fastswin.ops.attention_half.hopper_config import HopperWholeConfig
 from fastswin.ops.attention_half.packing import pack_projection
 from fastswin.ops.cluster_mlp.config import ClusterMlpConfig
 from fastswin.ops.linear.vectors import row_sums
+from fastswin.ops.streamed_mlp.config import StreamedMlpConfig
 
 Offset = torch.Tensor | None
 
@@ -106,9 +107,9 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
             for block in blocks:
                 block.half_vectors()
         tiles = stage.launch.get("mlp")
-        if isinstance(tiles, ClusterMlpConfig):
+        if isinstance(tiles, ClusterMlpConfig | StreamedMlpConfig):
             for block in blocks:
-                block.packed_mlp(tiles.programs)
+                block.packed_mlp(tiles)
     return BoundPlan(plan, tuple(offsets), tuple(ends))
 
 

@@ -14,6 +14,7 @@ from fastswin.engine.hopper_attention import (
     HopperWhole,
     HopperWindows,
 )
+from fastswin.engine.streamed_mlp_stage import STREAMED_MLPS, StreamedMlps
 from fastswin.engine.whole_block import WHOLE_BLOCKS, WholeBlocks
 
 #: Fewest multiprocessors of a whole card of compute capability 9.0 (an H100 PCIe's); the tables are
@@ -29,6 +30,7 @@ class FormTables:
     whole_blocks: WholeBlocks
     cluster_stages: ClusterStages
     cluster_mlps: ClusterMlps
+    streamed_mlps: StreamedMlps
     hopper_windows: HopperWindows
     hopper_whole: HopperWhole
 
@@ -47,7 +49,7 @@ def form_tables(
     """The caller's tables, or the engine's where the card takes their forms.
 
     Who decides about attention halves leaves the others out as well, unless they are given; who
-    decides about MLPs in clusters, attention of compute capability 9.0.
+    decides about MLPs in clusters, the other forms of compute capability 9.0.
 
     Args:
         device_type, capability, multiprocessors: of the device where the plan will run.
@@ -71,11 +73,13 @@ def form_tables(
         cluster_stages = {} if no_clusters or launched_apart else CLUSTER_STAGES
     hopper_windows: HopperWindows = {}
     hopper_whole: HopperWhole = {}
+    streamed_mlps: StreamedMlps = {}
     if cluster_mlps is None:
         cluster_mlps = {}
         if not no_clusters and not launched_apart:
             cluster_mlps, hopper_windows = CLUSTER_MLPS, HOPPER_WINDOWS
-            hopper_whole = HOPPER_WHOLE
+            hopper_whole, streamed_mlps = HOPPER_WHOLE, STREAMED_MLPS
     return FormTables(
-        fused_attention, whole_blocks, cluster_stages, cluster_mlps, hopper_windows, hopper_whole
-    )
+        fused_attention, whole_blocks, cluster_stages, cluster_mlps, streamed_mlps,
+        hopper_windows, hopper_whole,
+    )  # fmt: skip

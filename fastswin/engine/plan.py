@@ -18,8 +18,9 @@ The choices per stage (``M`` = tokens in the batch, ``C`` channels), fastest fir
                       carried as an offset that the next reader adds (bind.py)
            "inside"   in attention's kernel, with the residual
     mlp    "inside"   in attention's kernel, which is the block's
-           "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M; wider
-                      in clusters, middle M (cluster_mlp_stage.py)
+           "fused"    LayerNorm, fc1, GELU, fc2, residual in one kernel: C <= 192, large M; up to
+                      256 where weights stream past rows (streamed_mlp_stage.py), wider in
+                      clusters, middle M (cluster_mlp_stage.py)
            "split"    LayerNorm inside fc1's GEMM, then fc2 with residual: small M
            "library"  our LayerNorm, our fc1 with GELU, fc2 by the library in place
            "split-k"  our LayerNorm (in fc1 where its tiles say so), our fc1 with GELU, fc2 cut

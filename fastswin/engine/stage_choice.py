@@ -1,7 +1,7 @@
 """One stage of a plan: what the forms of choice.py become where a special form is faster.
 
 In their order: few rows (small_batch.py), a tuning table's tiles, TF32 products (tf32.py), whole
-blocks, attention halves, products and MLP halves in clusters by the tables of form_tables.py, then
+blocks, attention halves, products and MLP halves by the tables of form_tables.py, then
 the Hopper product. The words are those of plan.py.
 """
 
@@ -22,6 +22,7 @@ from fastswin.engine.hopper_attention import choose_whole, choose_windows
 from fastswin.engine.precision import Precision
 from fastswin.engine.small_batch import LayerTiles, second_norm, small_stage
 from fastswin.engine.stage_plan import StagePlan
+from fastswin.engine.streamed_mlp_stage import choose_streamed_mlp
 from fastswin.engine.tf32 import (
     TF32_PRODUCTS,
     choose_tf32_products,
@@ -180,7 +181,7 @@ def _full_precision(plan: Planned, stage: int, M: int, chosen: Choice) -> None:
 
 
 def _special_forms(plan: Planned, stage: int, M: int, chosen: Choice) -> None:
-    """Whole blocks, attention halves, products and MLPs in clusters, where tables say so."""
+    """Whole blocks, attention halves, products and MLP halves, where tables say so."""
     config, C = plan.config, plan.config.dim(stage)
     map_size, window = config.map_size(stage, plan.image_size), config.stage_window(stage)
     windows = plan.batch * math.prod(num_windows(map_size, window))
@@ -201,6 +202,10 @@ def _special_forms(plan: Planned, stage: int, M: int, chosen: Choice) -> None:
     in_clusters = choose_cluster_mlp(
         plan.forms.cluster_mlps, *changed, version=config.version, M=M, C=C, hidden=hidden
     )
+    choose_streamed_mlp(
+        plan.forms.streamed_mlps, *changed, version=config.version, M=M, C=C, hidden=hidden,
+        multiprocessors=multiprocessor_count(plan.device),
+    )  # fmt: skip
     by_windows = choose_windows(
         plan.forms.hopper_windows, *changed, version=config.version, M=M, C=C, num_heads=heads,
         window_size=window, map_size=map_size, multiprocessors=multiprocessor_count(plan.device),

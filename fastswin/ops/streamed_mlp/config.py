@@ -6,7 +6,7 @@
     groups * 128 * C            rows, 64 of each warp group
     4 * values                  biases and V2's norm, to a power of two
     128 * C + 384               of two programs: barrier, sums of the other's rows
-    16 * (2 slots + groups)     barriers; some more for the compiler's partitions
+    32 * (slots + groups)       barriers; some more for the compiler's partitions
 """
 
 from __future__ import annotations
@@ -52,11 +52,15 @@ class StreamedMlpConfig:
         programs: 2 share the hidden units of the same rows, as a cluster, each of two groups.
         together: whether fc1 of a step is started with fc2 of the step before, 0 or 1; three groups
             of 192 channels have no registers for both.
+        order: 0 for groups that start products whenever they can; for groups that do so in turn,
+            such that one's products run beside the others' GELU, 1 where the next may when they are
+            started, 2 where it may when they are done.
     """
 
     groups: int = 3
     programs: int = 1
     together: int = 0
+    order: int = 0
 
     @property
     def rows(self) -> int:
@@ -78,9 +82,38 @@ class StreamedMlpConfig:
     def slots(self, C: int, H: int, post_norm: bool) -> int:
         """Chunks that the ring holds: all, or as many as fit."""
         beside = 2 * self.rows * C + 4 * next_power_of_2(self.values(C, H, post_norm))
-        beside += self.tail_bytes(C) + SPARE_BYTES + BARRIER_BYTES * self.groups
+        beside += self.tail_bytes(C) + SPARE_BYTES + BARRIER_BYTES * 2 * self.groups
         room = MAX_SHARED_BYTES - beside
         return min(2 * self.steps(H), room // (2 * STEP * C + 2 * BARRIER_BYTES))
+
+
+#: Time of a round of programs by tiles, us of an H200 for each channel count: what chooses between
+#: them, within 5 % of eight sizes of 192 channels (docs/performance.md).
+ROUND_US: dict[int, dict[StreamedMlpConfig, float]] = {
+    128: {
+        StreamedMlpConfig(3, 1, 1): 15.3,
+        StreamedMlpConfig(2, 1, 1): 11.6,
+        StreamedMlpConfig(2, 2, 1): 9.2,
+    },
+    192: {
+        StreamedMlpConfig(3): 26.5,
+        StreamedMlpConfig(2, 1, 1): 19.5,
+        StreamedMlpConfig(2, 2, 1): 13.1,
+    },
+    256: {StreamedMlpConfig(2, 1, 1): 30.0},
+}
+
+
+def default_streamed_mlp_config(M: int, C: int, multiprocessors: int) -> StreamedMlpConfig | None:
+    """Tiles whose rounds of programs take least; None for channels that the kernel lacks."""
+    if C not in ROUND_US:
+        return None
+
+    def microseconds(config: StreamedMlpConfig) -> float:
+        programs = cdiv(M, config.rows) * config.programs
+        return cdiv(programs, multiprocessors) * ROUND_US[C][config]
+
+    return min(ROUND_US[C], key=microseconds)
 
 
 def config_blocker(config: StreamedMlpConfig, M: int, C: int, H: int) -> str | None:
@@ -91,6 +124,8 @@ def config_blocker(config: StreamedMlpConfig, M: int, C: int, H: int) -> str | N
         return f"programs must be 1 or 2, got {config.programs}"
     if config.together not in (0, 1):
         return f"together must be 0 or 1, got {config.together}"
+    if config.order not in (0, 1, 2):
+        return f"order must be 0, 1 or 2, got {config.order}"
     if config.programs == 2 and config.groups != 2:
         return f"two programs have two groups each, whose sums they exchange, not {config.groups}"
     if C not in MOST_GROUPS:

@@ -175,6 +175,20 @@ def _release(used, chunk, SLOTS: gl.constexpr):
 
 
 @gluon.jit
+def _wait_for_turn(turns, turn, GROUP: gl.constexpr, ORDER: gl.constexpr):
+    """Until a group's turn of this number; the first group has its first at once."""
+    if ORDER:
+        mbarrier.wait(turns.index(GROUP), (turn & 1) ^ (1 if GROUP == 0 else 0))
+
+
+@gluon.jit
+def _pass_turn(turns, GROUP: gl.constexpr, GROUPS: gl.constexpr, NOW: gl.constexpr):
+    """The next group's products may begin."""
+    if NOW:
+        mbarrier.arrive(turns.index((GROUP + 1) % GROUPS), count=1)
+
+
+@gluon.jit
 def _finish(
     y, x_tiles, out_desc, vectors, offset_ptr, row, eps, dtype: gl.constexpr, GROUP: gl.constexpr,
     FIRST: gl.constexpr, POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr,
@@ -202,10 +216,10 @@ def _finish(
 
 @gluon.jit
 def _multiply(
-    x_desc, out_desc, offset_ptr, ring, full, used, x_tiles, x_ready, vectors, tail, program, row0,
-    eps, GROUP: gl.constexpr, C: gl.constexpr, STEPS: gl.constexpr, SLOTS: gl.constexpr,
-    P: gl.constexpr, TOGETHER: gl.constexpr, POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr,
-    PDL: gl.constexpr,
+    x_desc, out_desc, offset_ptr, ring, full, used, x_tiles, x_ready, turns, vectors, tail, program,
+    row0, eps, GROUP: gl.constexpr, GROUPS: gl.constexpr, C: gl.constexpr, STEPS: gl.constexpr,
+    SLOTS: gl.constexpr, P: gl.constexpr, TOGETHER: gl.constexpr, ORDER: gl.constexpr,
+    POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """A warp group's 64 rows."""
     dtype: gl.constexpr = out_desc.dtype
@@ -230,16 +244,21 @@ def _multiply(
             x = normalized(x, eps, C)
         _keep(x, x_tiles, dtype, GROUP)
     begun = _ready((from_row(by_tile, 0, STEP),) + y)  # noqa: RUF005
+    _wait_for_turn(turns, 0, GROUP, ORDER)
     h = _expand(begun[0], x_tiles, ring, full, 0, GROUP, TILES, SLOTS)
+    _pass_turn(turns, GROUP, GROUPS, ORDER == 1)
     h = warpgroup_mma_wait(0, deps=(h,))
+    _pass_turn(turns, GROUP, GROUPS, ORDER == 2)
     _release(used, 0, SLOTS)
     y = begun[1:]
     for step in range(STEPS - 1):
         units = _activated(h, dtype)
+        _wait_for_turn(turns, step + 1, GROUP, ORDER)
         if TOGETHER:
             begun = _ready((from_row(by_tile, step + 1, STEP),) + y)  # noqa: RUF005
             y = _shrink(units, begun[1:], ring, full, 2 * step + 2, SLOTS)
             h = _expand(begun[0], x_tiles, ring, full, 2 * step + 1, GROUP, TILES, SLOTS)
+            _pass_turn(turns, GROUP, GROUPS, ORDER == 1)
             done = warpgroup_mma_wait(0, deps=(h,) + y)  # noqa: RUF005
             _release(used, 2 * step + 1, SLOTS)
             _release(used, 2 * step + 2, SLOTS)
@@ -251,14 +270,17 @@ def _multiply(
             _release(used, 2 * step + 2, SLOTS)
             h = _ready((from_row(by_tile, step + 1, STEP),))
             h = _expand(h, x_tiles, ring, full, 2 * step + 1, GROUP, TILES, SLOTS)
+            _pass_turn(turns, GROUP, GROUPS, ORDER == 1)
             h = warpgroup_mma_wait(0, deps=(h,))
             _release(used, 2 * step + 1, SLOTS)
+        _pass_turn(turns, GROUP, GROUPS, ORDER == 2)
     tl.debug_barrier()  # fc1 of all the group's warps is done
     if P == 1 or program == GROUP:  # out may be x: these rows are this group's, and not yet written
         _ask_for_rows(x_desc, x_tiles, ready, row, GROUP, TILES)
-    y = _shrink(
-        _activated(h, dtype), y, ring, full, 2 * STEPS - 1, SLOTS
-    )  # fmt: skip
+    units = _activated(h, dtype)
+    _wait_for_turn(turns, STEPS, GROUP, ORDER)
+    y = _shrink(units, y, ring, full, 2 * STEPS - 1, SLOTS)
+    _pass_turn(turns, GROUP, GROUPS, ORDER > 0)
     y = warpgroup_mma_wait(0, deps=y)
     if P > 1:
         cluster_wait()
@@ -290,7 +312,7 @@ def _streamed_mlp_kernel(
     vectors_ptr, offset_ptr, x_desc, chunks_desc, out_desc, eps,
     C: gl.constexpr, STEPS: gl.constexpr, GROUPS: gl.constexpr, P: gl.constexpr,
     SLOTS: gl.constexpr, COUNT: gl.constexpr, VALUES: gl.constexpr, TOGETHER: gl.constexpr,
-    POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr, TAIL: gl.constexpr,
+    ORDER: gl.constexpr, POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr, TAIL: gl.constexpr,
     REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program ``row tile * P + part of the hidden units``; ``out`` may be ``x``.
@@ -312,6 +334,7 @@ def _streamed_mlp_kernel(
     full = _barriers(SLOTS, 1)
     used = _barriers(SLOTS, GROUPS)
     x_ready = _barriers(GROUPS, 1)
+    turns = _barriers(GROUPS, 1)
     fence_async_shared()
     at = gl.arange(0, VALUES, gl.BlockedLayout([4], [32], [4], [0]))
     vectors.store(gl.load(vectors_ptr + (program * COUNT + at), mask=at < COUNT, other=0.0))
@@ -319,8 +342,9 @@ def _streamed_mlp_kernel(
     gl.warp_specialize(
         [
             (_multiply, (
-                x_desc, out_desc, offset_ptr, ring, full, used, x_tiles, x_ready, vectors, tail,
-                program, row0, eps, part, C, STEPS, SLOTS, P, TOGETHER, POST_NORM, HAS_OFFSET, PDL,
+                x_desc, out_desc, offset_ptr, ring, full, used, x_tiles, x_ready, turns, vectors,
+                tail, program, row0, eps, part, GROUPS, C, STEPS, SLOTS, P, TOGETHER, ORDER,
+                POST_NORM, HAS_OFFSET, PDL,
             ))
             if part < GROUPS else
             (_ask_for_chunks, (

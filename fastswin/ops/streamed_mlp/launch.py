@@ -47,7 +47,7 @@ def streamed_mlp_fwd(
     constants = {
         "C": C, "STEPS": config.steps(hidden), "GROUPS": config.groups, "P": config.programs,
         "SLOTS": config.slots(C, hidden, packed.post_norm), "COUNT": count,
-        "VALUES": next_power_of_2(count), "TOGETHER": bool(config.together),
+        "VALUES": next_power_of_2(count), "TOGETHER": bool(config.together), "ORDER": config.order,
         "POST_NORM": packed.post_norm, "HAS_OFFSET": offset is not None,
         "TAIL": config.tail_bytes(C), "REGISTERS": REGISTERS[config.groups], "num_warps": 4,
         **pdl_options(pdl, HOPPER),

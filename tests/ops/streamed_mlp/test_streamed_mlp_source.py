@@ -17,10 +17,11 @@ from fastswin.ops.streamed_mlp.config import StreamedMlpConfig
 
 torch.set_num_threads(1)
 
-#: Channels, groups, programs that share hidden units, both products together.
+#: Channels, groups, programs that share hidden units, both products together, order.
 FORMS = [
     (192, 3, 1, 0), (192, 2, 2, 1), (192, 2, 2, 0), (192, 2, 1, 1), (128, 3, 1, 1), (128, 3, 1, 0),
-    (128, 2, 2, 1), (256, 2, 1, 0), (256, 2, 1, 1),
+    (128, 2, 2, 1), (256, 2, 1, 0), (256, 2, 1, 1), (192, 3, 1, 0, 1), (192, 3, 1, 0, 2), (192, 2, 2, 1, 1),
+    (128, 3, 1, 1, 2),
 ]  # fmt: skip
 
 DTYPES = [torch.float16, torch.bfloat16]
