@@ -46,13 +46,12 @@ from fastswin._triton.pdl import launch_dependents, wait_for_previous
 from fastswin.ops.attention_half.hopper_whole_tile import (
     BLOCK,
     BLOCKS,
-    attend,
     begin_sums,
     end_sums,
     project,
     project_back,
 )
-from fastswin.ops.window_attention.hopper_tile import HEAD, operand
+from fastswin.ops.window_attention.hopper_tile import HEAD, attend, operand
 from fastswin.ops.window_attention.tile import locate_window, token_rows
 
 
@@ -160,6 +159,7 @@ def _window(
         o = attend(
             done[0], done[1], done[2], kv.index(0), kv.index(1), table, head_scale, dtype, COSINE
         )
+        o = gl.convert_layout(o.to(dtype), operand(HEAD), assert_trivial=True)
     sums = project_back(o, proj, NH - 1, sums, WIDTH)
     sums = warpgroup_mma_wait(0, deps=sums)
     sums = end_sums(x, sums, by_part, eps, C, WIDTH, NORM_FIRST)
