@@ -85,7 +85,7 @@ def _fetch_window(
     WIDTH: gl.constexpr, N: gl.constexpr, WH: gl.constexpr, WW: gl.constexpr, SH: gl.constexpr,
     SW: gl.constexpr,
 ):  # fmt: skip
-    """Ask a window's rows, if it is ``there``, into the tiles from ``first`` on.
+    """Ask a window's rows, if it is ``there``, into the tiles from ``first`` on; 0 behind them.
 
     ``out`` may be ``x``: these rows are other windows' than those that are being written.
     """
@@ -196,12 +196,6 @@ def _walk(
         begin, windows_per_col, windows_per_row, SH + SW > 0, False
     )  # fmt: skip
     _request_table(table_desc, tables, tables_ready, GROUP, kind * NH, there)
-    if N < 64:  # no copy reaches these rows, and whatever follows from them has to be finite
-        for part in gl.static_range(PARTS):
-            x_tiles.index(GROUP * PARTS + part).store(
-                gl.zeros([64, WIDTH], x_ptr.dtype.element_ty, _copies(WIDTH))
-            )
-        tl.debug_barrier()
     wait_for_previous(PDL)
     _fetch_window(
         x_ptr, x_tiles, GROUP * PARTS, image, row, col, there, H, W, C, WIDTH, N, WH, WW, SH, SW
