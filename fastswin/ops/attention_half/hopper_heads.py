@@ -54,7 +54,7 @@ def _copies():
 
 @gluon.jit
 def _fetch(pointers, live, tiles, FIRST: gl.constexpr, SPAN: gl.constexpr, SLOTS: gl.constexpr):
-    """Rows of SPAN steps into their tiles, one group of copies."""
+    """Rows of SPAN steps into their tiles, 0 where not live, one group of copies."""
     for step in gl.static_range(FIRST, FIRST + SPAN):
         to = tiles[step % SLOTS]
         async_copy.async_copy_global_to_shared(to, pointers + step * STEP, mask=live)
@@ -201,7 +201,7 @@ def _hopper_heads_kernel(
     v = _projected(v, v_vectors, mean, rstd, PARTS > 0)
     keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD], dtype)
     kv = x_tiles[STEPS - SLOTS]._reinterpret(dtype, [2, 64, HEAD], keys)
-    o = attend(q, k, v, kv.index(0), kv.index(1), table.to(gl.float32), scale, dtype, N, COSINE)
+    o = attend(q, k, v, kv.index(0), kv.index(1), table, scale, dtype, COSINE)
     column = first + gl.arange(0, HEAD, gl.SliceLayout(0, acc))
     out_ptr += image * H * W * C + (place * C)[:, None] + column[None, :]
     gl.store(out_ptr, o.to(dtype), mask=live[:, None])

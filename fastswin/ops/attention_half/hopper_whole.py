@@ -47,13 +47,12 @@ from fastswin._triton.pdl import launch_dependents, wait_for_previous
 from fastswin.ops.attention_half.hopper_whole_tile import (
     BLOCK,
     BLOCKS,
-    attend,
     begin_sums,
     end_sums,
     project,
     project_back,
 )
-from fastswin.ops.window_attention.hopper_tile import HEAD, operand
+from fastswin.ops.window_attention.hopper_tile import HEAD, attend, operand
 from fastswin.ops.window_attention.tile import locate_window, token_rows
 
 
@@ -81,7 +80,7 @@ def _fetch_window(
     WIDTH: gl.constexpr, N: gl.constexpr, WH: gl.constexpr, WW: gl.constexpr, SH: gl.constexpr,
     SW: gl.constexpr,
 ):  # fmt: skip
-    """Ask a window's rows, if it is ``there``, into the tiles from ``first`` on.
+    """Ask a window's rows, if it is ``there``, into the tiles from ``first`` on; 0 behind them.
 
     ``out`` may be ``x``: these rows are other windows' than those that are being written.
     """
@@ -155,6 +154,7 @@ def _window(
         o = attend(
             done[0], done[1], done[2], kv.index(0), kv.index(1), table, head_scale, dtype, COSINE
         )
+        o = gl.convert_layout(o.to(dtype), operand(HEAD), assert_trivial=True)
     sums = project_back(o, proj, NH - 1, sums, WIDTH)
     sums = warpgroup_mma_wait(0, deps=sums)
     sums = end_sums(x, sums, by_part, eps, C, WIDTH, NORM_FIRST)
@@ -191,12 +191,6 @@ def _walk(
         begin, windows_per_col, windows_per_row, SH + SW > 0, False
     )  # fmt: skip
     _request_table(table_desc, tables, tables_ready, GROUP, kind * NH, there)
-    if N < 64:  # no copy reaches these rows, and whatever follows from them has to be finite
-        for part in gl.static_range(PARTS):
-            x_tiles.index(GROUP * PARTS + part).store(
-                gl.zeros([64, WIDTH], x_ptr.dtype.element_ty, _copies(WIDTH))
-            )
-        tl.debug_barrier()
     wait_for_previous(PDL)
     _fetch_window(
         x_ptr, x_tiles, GROUP * PARTS, image, row, col, there, H, W, C, WIDTH, N, WH, WW, SH, SW

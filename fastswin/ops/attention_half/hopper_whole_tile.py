@@ -1,4 +1,4 @@
-"""What hopper_whole.py computes of a window in registers: its norm, and a head's products.
+"""What hopper_whole.py computes of a window in registers: its norms, and products with weights.
 
     x [64, C] in column parts [64, WIDTH], operands of products; sums the same in fp32
     weights: tiles [32, WIDTH] of outputs of qkv, by column part, and [WIDTH, 32] of proj, by head
@@ -11,15 +11,11 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from fastswin._triton.gluon_rows import from_row, normalized
 from fastswin._triton.gluon_tiles import accumulator
-from fastswin.ops.window_attention.hopper_tile import HEAD, inverse_norm, operand
+from fastswin.ops.window_attention.hopper_tile import HEAD, operand
 
 #: Weight rows of a copy, and copies that hold the 3C outputs of a column part of qkv.
 BLOCK = gl.constexpr(128)
@@ -51,36 +47,6 @@ def project_back(o, proj, head, sums, WIDTH: gl.constexpr):
         tile = proj.index(head * (BLOCK // WIDTH) + part)
         more += (warpgroup_mma(o, tile.permute((1, 0)), sums[part], is_async=True),)
     return more
-
-
-@gluon.jit
-def attend(q, k, v, k_buffer, v_buffer, table, scale, dtype: gl.constexpr, COSINE: gl.constexpr):
-    """hopper_tile.py's ``attend`` in 100 instructions less, ready for proj.
-
-    q takes the scale, the product starts as the table, whose -inf is all that keys behind the
-    window need where they are finite, and rows are divided by once.
-    """
-    rows: gl.constexpr = gl.SliceLayout(1, accumulator(HEAD))
-    if COSINE:
-        q = q * (inverse_norm(q) * scale)[:, None]
-        k = k * inverse_norm(k)[:, None]
-    else:
-        q = q * scale
-    k_buffer.store(k.to(dtype))
-    v_buffer.store(v.to(dtype))
-    q = gl.convert_layout(q.to(dtype), operand(HEAD), assert_trivial=True)
-    fence_async_shared()
-    s = warpgroup_mma(q, k_buffer.permute((1, 0)), table.to(gl.float32), is_async=True)
-    s = warpgroup_mma_wait(0, deps=(s,))
-    p = gl.exp2(s - gl.max(s, 1)[:, None])
-    inverse = gl.convert_layout(1.0 / gl.sum(p, 1), rows, assert_trivial=True)
-    p = gl.convert_layout(p.to(dtype), operand(64), assert_trivial=True)
-    o = gl.zeros([64, HEAD], gl.float32, accumulator(HEAD))
-    o = warpgroup_mma(p, v_buffer, o, is_async=True)
-    o = warpgroup_mma_wait(0, deps=(o,))
-    return gl.convert_layout(
-        (o * inverse[:, None]).to(dtype), operand(HEAD), assert_trivial=True
-    )  # fmt: skip
 
 
 @gluon.jit

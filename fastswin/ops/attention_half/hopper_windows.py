@@ -53,7 +53,7 @@ def _copies():
 
 @gluon.jit
 def _fetch(pointers, live, tiles, first, FIRST: gl.constexpr, AFTER: gl.constexpr):
-    """Steps of rows into their tiles, one group of copies, which may be empty."""
+    """Steps of rows into their tiles, 0 where not live, one group of copies, which may be empty."""
     for step in gl.static_range(FIRST, AFTER):
         async_copy.async_copy_global_to_shared(
             tiles.index(first + step), pointers + step * STEP, mask=live
@@ -241,7 +241,7 @@ def _window(
     v = _projected(v, vectors, 2, mean, rstd, NORMALIZE)
     keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD], dtype)
     kv = x_tiles.index(first)._reinterpret(dtype, [2, 64, HEAD], keys)
-    o = attend(q, k, v, kv.index(0), kv.index(1), table.to(gl.float32), scale, dtype, N, COSINE)
+    o = attend(q, k, v, kv.index(0), kv.index(1), table, scale, dtype, COSINE)
     if LOOP and BUFFERS == 1:
         tl.debug_barrier()  # all warps have read keys and values
         _fetch_window(

@@ -241,7 +241,7 @@ def _swin_block_kernel(
         k = warpgroup_mma(piece, heads_weight.index(4 * r + 1).permute((1, 0)), k, is_async=True)
         v = warpgroup_mma(piece, heads_weight.index(4 * r + 2).permute((1, 0)), v, is_async=True)
     q, k, v = warpgroup_mma_wait(0, deps=(q, k, v))
-    o = attend(q, k, v, k_buffer, v_buffer, table.to(gl.float32), scale, dtype, N, V2)
+    o = attend(q, k, v, k_buffer, v_buffer, table, scale, dtype, V2)
     _send_rows(o.to(dtype), rows1, barriers, head, P, THREADS)
 
     y = gl.zeros([64, HEAD], gl.float32, acc) + vector_row(proj_bias_ptr, own, HEAD)

@@ -42,32 +42,28 @@ def inverse_norm(x):
 
 
 @gluon.jit
-def attend(
-    q, k, v, k_buffer, v_buffer, table, scale, dtype: gl.constexpr, N: gl.constexpr,
-    COSINE: gl.constexpr,
-):  # fmt: skip
-    """Softmax attention of one head, ``[64, 32]``; keys behind the window have no weight."""
-    scores: gl.constexpr = accumulator(64)
+def attend(q, k, v, k_buffer, v_buffer, table, scale, dtype: gl.constexpr, COSINE: gl.constexpr):
+    """Softmax attention of one head, ``[64, 32]`` fp32.
+
+    The table's -inf hides keys behind the window, whose rows of k and v have to be finite.
+    """
     rows: gl.constexpr = gl.SliceLayout(1, accumulator(HEAD))
+    # q, half as wide as the scores, takes the scale; their product starts as the table
     if COSINE:
-        q = q * inverse_norm(q)[:, None]
+        q = q * (inverse_norm(q) * scale)[:, None]
         k = k * inverse_norm(k)[:, None]
-    if N < 64:
-        live = (gl.arange(0, 64, rows) < N)[:, None]
-        k = gl.where(live, k, 0.0)
-        v = gl.where(live, v, 0.0)
+    else:
+        q = q * scale
     k_buffer.store(k.to(dtype))
     v_buffer.store(v.to(dtype))
     q = gl.convert_layout(q.to(dtype), operand(HEAD), assert_trivial=True)
     fence_async_shared()
-    s = gl.zeros([64, 64], gl.float32, scores)
-    s = warpgroup_mma(q, k_buffer.permute((1, 0)), s, is_async=True)
+    s = warpgroup_mma(q, k_buffer.permute((1, 0)), table.to(gl.float32), is_async=True)
     s = warpgroup_mma_wait(0, deps=(s,))
-    s = s * scale + table
     p = gl.exp2(s - gl.max(s, 1)[:, None])
-    total = gl.convert_layout(gl.sum(p, 1), rows, assert_trivial=True)
+    inverse = gl.convert_layout(1.0 / gl.sum(p, 1), rows, assert_trivial=True)
     p = gl.convert_layout(p.to(dtype), operand(64), assert_trivial=True)
     o = gl.zeros([64, HEAD], gl.float32, accumulator(HEAD))
     o = warpgroup_mma(p, v_buffer, o, is_async=True)
     o = warpgroup_mma_wait(0, deps=(o,))
-    return o / total[:, None]
+    return o * inverse[:, None]

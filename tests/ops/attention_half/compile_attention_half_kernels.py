@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
+import re
 import sys
 from unittest import mock
 
@@ -21,7 +22,7 @@ from fastswin.ops.attention_half.hopper_config import (
     hopper_whole_blocker,
     hopper_windows_blocker,
 )
-from fastswin.testing.aot import compile_launch, record_launches
+from fastswin.testing import aot
 
 #: Multiprocessors of a card of each generation: A100, RTX 3090, L4, H100.
 MULTIPROCESSORS = {80: 108, 86: 82, 89: 58, 90: 132}
@@ -118,10 +119,21 @@ def run_as(capability: int) -> contextlib.ExitStack:
     return stack
 
 
+def fills_with_zeros(ptx: str) -> bool:
+    """Whether copies of 16 bytes all happen and say how many bytes of theirs are not 0."""
+    copies = re.findall(r"^.*cp\.async\.c[ag]\..*$", ptx, re.MULTILINE)
+    sized = r"\s*cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10, %r\d+;"
+    return bool(copies) and all(re.fullmatch(sized, copy) for copy in copies)
+
+
 if __name__ == "__main__":
     target = int(sys.argv[1])
-    with run_as(target), record_launches() as launches:
+    with run_as(target), aot.record_launches() as launches:
         for problem in SELECTED[target]:
             launch(*problem)
     for one in launches:
-        print(json.dumps(dataclasses.asdict(compile_launch(one, target))), flush=True)
+        compiled = dataclasses.asdict(aot.compile_launch(one, target))
+        if one.kernel.is_gluon():
+            ptx, _ = aot._generated[aot.binary_identity(one), target]
+            compiled["fills_with_zeros"] = fills_with_zeros(ptx)
+        print(json.dumps(compiled), flush=True)

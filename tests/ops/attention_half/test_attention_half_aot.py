@@ -39,3 +39,10 @@ def test_default_choices_fit_the_card(capability):
     assert [k for k in kernels if k["shared_bytes"] > SHARED_MEMORY_LIMIT[capability] * 1024] == []
     assert [k for k in kernels if k["spill_bytes"] > SPILL_BYTES[capability]] == []
     assert {k["dependent"] for k in kernels} == {True if capability == 90 else None}
+
+
+def test_rows_behind_a_window_become_zeros():
+    """Keys and values that follow from them are finite, as hopper_tile.py's attention needs."""
+    kernels = compile_each(SCRIPT, tuple(RUNS.values()))[list(RUNS).index(90)]
+    found = {(k["name"], k["fills_with_zeros"]) for k in kernels if "fills_with_zeros" in k}
+    assert found == {(name, True) for name in KERNELS[90] if name.startswith("_hopper")}

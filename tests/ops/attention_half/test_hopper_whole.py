@@ -24,7 +24,7 @@ from fastswin.testing.tolerance import assert_close_to_oracle
 
 
 def run_on_cpu(problem, config, in_place=False, **stand_ins):
-    """What the kernel writes into NaN, or x; rows that no window has stay NaN in shared memory."""
+    """What the kernel writes into NaN, or x, with NaN in shared memory."""
     (x, weight, vectors, table, head_scale, proj, scale, num_heads, window, shift, eps,
      norm_first) = problem.packed()  # fmt: skip
     B, H, W, C = x.shape

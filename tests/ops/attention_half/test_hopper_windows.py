@@ -19,7 +19,7 @@ from fastswin.testing.tolerance import assert_close_to_oracle
 
 
 def run_on_cpu(problem, config, copies=None, own_statistics=False):
-    """What the kernel writes into NaN; rows that no window has stay NaN in shared memory."""
+    """What the kernel writes into NaN, with NaN in shared memory."""
     x, weight, vectors, table, head_scale, scale, num_heads, window, shift, eps = problem.packed()
     stats = None if own_statistics else problem.statistics()
     B, H, W, C = x.shape
