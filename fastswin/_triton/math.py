@@ -46,14 +46,6 @@ def gelu(x):
 
 
 @triton.jit
-def gelu_of_half(h):
-    """:func:`gelu` of ``2 h``, a multiplication less: weights that are halved beforehand give h."""
-    u = tl.minimum(h * h, 12.5)
-    t = _tanh(h * (1.594962342 + u * (0.2962172176 - 0.011266224128 * u)))
-    return h + h * t
-
-
-@triton.jit
 def gelu_erf(x):
     """Erf GELU of fp32 values to fp32 rounding, as PyTorch computes it."""
     return x * 0.5 * (1.0 + tl.erf(x * 0.7071067811865476))

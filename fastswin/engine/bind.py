@@ -19,7 +19,6 @@ from fastswin.ops.attention_half.hopper_config import HopperWholeConfig
 from fastswin.ops.attention_half.packing import pack_projection
 from fastswin.ops.cluster_mlp.config import ClusterMlpConfig
 from fastswin.ops.linear.vectors import row_sums
-from fastswin.ops.streamed_mlp.config import StreamedMlpConfig
 
 Offset = torch.Tensor | None
 
@@ -107,9 +106,9 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
             for block in blocks:
                 block.half_vectors()
         tiles = stage.launch.get("mlp")
-        if isinstance(tiles, ClusterMlpConfig | StreamedMlpConfig):
+        if isinstance(tiles, ClusterMlpConfig):
             for block in blocks:
-                block.packed_mlp(tiles)
+                block.packed_mlp(tiles.programs)
     return BoundPlan(plan, tuple(offsets), tuple(ends))
 
 

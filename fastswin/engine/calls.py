@@ -28,7 +28,6 @@ from fastswin.engine.prepared import PreparedBlock
 from fastswin.engine.quantized.prepare import LayerForms
 from fastswin.ops.cluster_mlp.weights import PackedMlp
 from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config
-from fastswin.ops.streamed_mlp.weights import StreamedMlp
 from fastswin.ops.swin_block.packing import PackedBlock
 
 
@@ -303,7 +302,7 @@ def _describe(value: Any) -> Hashable:
     if isinstance(value, torch.Tensor):
         aligned = value.data_ptr() % 16 == 0
         return tuple(value.shape), value.dtype, value.stride(), aligned
-    if isinstance(value, PackedBlock | PackedMlp | StreamedMlp):
+    if isinstance(value, PackedBlock | PackedMlp):
         return tuple(_describe(tensor) for tensor in value.tensors())
     return tuple(value) if isinstance(value, list) else value
 

@@ -16,7 +16,6 @@ from fastswin.engine.prepared import PreparedBlock
 from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.stream import StreamForward, implementation_of
 from fastswin.ops.cluster_mlp.config import TILE_ROWS, ClusterMlpConfig
-from fastswin.ops.streamed_mlp.config import StreamedMlpConfig
 
 
 class MlpHalf(StreamForward):
@@ -41,16 +40,10 @@ class MlpHalf(StreamForward):
         if stage.mlp == "inside":
             return None
         fc1, fc2, norm = block.fc1, block.fc2, block.norm2
-        packed = stage.launch.get("mlp")
-        if isinstance(packed, ClusterMlpConfig):
+        in_clusters = stage.launch.get("mlp")
+        if isinstance(in_clusters, ClusterMlpConfig):
             assert offsets.norm2 is None  # the product before had room for its bias
-            return self.mlp_in_clusters(x, block, stage, packed)
-        if isinstance(packed, StreamedMlpConfig):
-            self.ops.packed_mlp(
-                x, block.packed_mlp(packed), self.eps, packed, out=x, pdl=stage.pdl,
-                offset=offsets.norm2,
-            )  # fmt: skip
-            return None
+            return self.mlp_in_clusters(x, block, stage, in_clusters)
         if stage.mlp == "fused":
             assert fc1.bias is not None  # Mlp always has both
             assert fc2.bias is not None
@@ -106,7 +99,7 @@ class MlpHalf(StreamForward):
             C = x.shape[-1]
             left = RowStats(x.new_empty(2, C // TILE_ROWS, x.numel() // C, dtype=torch.float32))
         self.ops.packed_mlp(
-            x, block.packed_mlp(tiles), self.eps, tiles, out=x, pdl=stage.pdl,
+            x, block.packed_mlp(tiles.programs), self.eps, tiles, out=x, pdl=stage.pdl,
             stats_out=None if left is None else left.values,
         )  # fmt: skip
         return left

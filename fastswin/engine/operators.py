@@ -34,8 +34,6 @@ from fastswin.ops.attention_half.hopper_config import (
 )
 from fastswin.ops.cluster_mlp.config import ClusterMlpConfig
 from fastswin.ops.cluster_mlp.weights import PackedMlp
-from fastswin.ops.streamed_mlp.config import StreamedMlpConfig
-from fastswin.ops.streamed_mlp.weights import StreamedMlp
 from fastswin.ops.swin_block.packing import PackedBlock
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 from fastswin.ops.window_attention.quantized import quantized_window_attention_ref
@@ -226,36 +224,25 @@ def packed_attention_half(
 
 def packed_mlp(
     x: torch.Tensor,
-    weights: PackedMlp | StreamedMlp,
+    weights: PackedMlp,
     eps: float,
-    config: ClusterMlpConfig | StreamedMlpConfig,
+    config: ClusterMlpConfig,
     *,
     out: torch.Tensor,
     pdl: bool = False,
     stats_out: torch.Tensor | None = None,
-    offset: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The MLP half of a block ``[..., C]`` on packed weights; ``out`` may be ``x``.
+    """The MLP half of a block ``[..., C]`` in clusters of programs; ``out`` may be ``x``.
 
     Args:
         x, out, eps, pdl: as ``ops.mlp`` has them, both contiguous.
-        weights: packed for the kernel of ``config`` and as many programs as it says.
+        weights: packed, for as many programs as ``config`` says.
         config: tiles.
-        stats_out: fp32 ``[2, C / 128, rows]`` where an MLP in clusters leaves the statistics of
-            ``out``'s rows.
-        offset: ``[C]`` that a streamed one adds to each row of x first.
+        stats_out: fp32 ``[2, C / 128, rows]`` where the statistics of ``out``'s rows go.
     """
-    C = x.shape[-1]
-    if isinstance(config, StreamedMlpConfig):
-        from fastswin.ops.streamed_mlp.launch import streamed_mlp_fwd
-
-        assert isinstance(weights, StreamedMlp)
-        streamed_mlp_fwd(x.view(-1, C), weights, eps, out.view(-1, C), config, offset, pdl)
-        return out
     from fastswin.ops.cluster_mlp.launch import cluster_mlp_fwd
 
-    assert isinstance(weights, PackedMlp)
-    assert offset is None
+    C = x.shape[-1]
     cluster_mlp_fwd(
         x.view(-1, C), weights.tiles, weights.fc1_sums, weights.fc1_bias, weights.fc2_bias, eps,
         out.view(-1, C), config, pdl, stats_out, weights.norm,

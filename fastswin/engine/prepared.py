@@ -13,10 +13,7 @@ from typing import Any, Protocol
 import torch
 
 from fastswin.ops.attention_half.packing import pack_whole
-from fastswin.ops.cluster_mlp.config import ClusterMlpConfig
 from fastswin.ops.cluster_mlp.weights import PackedMlp, pack_weights
-from fastswin.ops.streamed_mlp.config import StreamedMlpConfig
-from fastswin.ops.streamed_mlp.weights import StreamedMlp, pack_streamed_mlp
 from fastswin.ops.swin_block.packing import PackedBlock, pack_block
 from fastswin.ops.window_attention.geometry import expand_bias_table
 from fastswin.ops.window_attention.packing import pack_bias
@@ -83,7 +80,7 @@ class PreparedBlock:
     window_size: Pair
     tables: dict[Pair, torch.Tensor] = dataclasses.field(default_factory=dict)
     whole: PackedBlock | None = None
-    mlps: dict[tuple[type, int], PackedMlp | StreamedMlp] = dataclasses.field(default_factory=dict)
+    mlps: dict[int, PackedMlp] = dataclasses.field(default_factory=dict)
     half: torch.Tensor | None = None
 
     @property
@@ -131,16 +128,13 @@ class PreparedBlock:
             )  # fmt: skip
         return self.half
 
-    def packed_mlp(self, tiles: ClusterMlpConfig | StreamedMlpConfig) -> PackedMlp | StreamedMlp:
-        """Its MLP as the kernel of these tiles reads it (ops/cluster_mlp, ops/streamed_mlp), made
-        once for each number of programs that share hidden units."""
-        key = type(tiles), tiles.programs
-        if key not in self.mlps:
+    def packed_mlp(self, programs: int) -> PackedMlp:
+        """Its MLP as clusters of so many programs read it (ops/cluster_mlp), made once."""
+        if programs not in self.mlps:
             norm = None if self.norm2 is None else (self.norm2.weight, self.norm2.bias)
             fc1, fc2 = ((x.weight, x.bias) for x in (self.fc1, self.fc2))
-            pack = pack_weights if isinstance(tiles, ClusterMlpConfig) else pack_streamed_mlp
-            self.mlps[key] = pack(fc1, fc2, norm, tiles.programs)
-        return self.mlps[key]
+            self.mlps[programs] = pack_weights(fc1, fc2, norm, programs)
+        return self.mlps[programs]
 
 
 @dataclasses.dataclass(frozen=True)

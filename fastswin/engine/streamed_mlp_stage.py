@@ -10,7 +10,7 @@ from collections.abc import Mapping
 
 from fastswin._triton.available import why_no_gluon
 from fastswin.engine.small_batch import LayerTiles
-from fastswin.ops.streamed_mlp.config import config_blocker, default_streamed_mlp_config
+from fastswin.ops.streamed_mlp.config import default_streamed_mlp_config
 
 Pair = tuple[int, int]
 
@@ -19,12 +19,12 @@ StreamedMlps = Mapping[tuple[int, int], Pair]
 
 #: The engine's, as whole models on an H200 chose (docs/performance.md).
 STREAMED_MLPS: StreamedMlps = {
-    (1, 128): (5000, 1 << 30),
-    (1, 192): (3136, 1 << 30),
-    (1, 256): (5000, 1 << 30),
-    (2, 128): (5000, 1 << 30),
-    (2, 192): (3136, 1 << 30),
-    (2, 256): (5000, 1 << 30),
+    (1, 128): (6000, 1 << 30),
+    (1, 192): (6000, 1 << 30),
+    (1, 256): (16_000, 1 << 30),
+    (2, 128): (6000, 1 << 30),
+    (2, 192): (6000, 1 << 30),
+    (2, 256): (16_000, 1 << 30),
 }
 
 
@@ -55,12 +55,11 @@ def choose_streamed_mlp(
     fewest, most = table.get((version, C), (1, 0))
     if not fewest <= M <= most or choice["mlp"] in ("inside", "clusters"):
         return False
-    tiles = default_streamed_mlp_config(M, C, multiprocessors)
+    tiles = default_streamed_mlp_config(M, hidden, C, multiprocessors)
     if tiles is None:
-        reasons["streamed_mlp"] = f"no tiles for {C} channels"
+        reasons["streamed_mlp"] = f"programs of {M} rows would leave too much of the card idle"
         return False
-    blocker = config_blocker(tiles, M, C, hidden)
-    if blocker := blocker or why_no_gluon("fastswin.ops.streamed_mlp.kernel"):
+    if blocker := why_no_gluon("fastswin.ops.streamed_mlp.kernel"):
         reasons["streamed_mlp"] = blocker
         return False
     for layer in ("fc1", "fc2"):

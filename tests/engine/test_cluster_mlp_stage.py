@@ -170,9 +170,7 @@ class StandIn:
         """Of the block whose packed weights these are."""
         C = x.shape[-1]
         assert config_blocker(config, x.numel() // C, C, 4 * C) is None
-        block = next(
-            b for b in self.blocks if b.mlps.get((type(config), config.programs)) is weights
-        )
+        block = next(b for b in self.blocks if b.mlps.get(config.programs) is weights)
         norm = block.norm2
         ops.mlp(
             x, block.fc1.weight, block.fc1.bias, block.fc2.weight, block.fc2.bias,

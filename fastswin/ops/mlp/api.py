@@ -60,9 +60,9 @@ def mlp(
         out: ``[..., C]`` where the result goes; may be ``x``.
         impl: "auto", "triton" or "reference".
         config: which kernel and its tiles: a :class:`MlpConfig`; in half precision on Hopper a
-            :class:`ResidentMlpConfig` of 96 or 128 channels, or, for which weights are packed at
-            each call, a :class:`StreamedMlpConfig` of 128 to 256 or a :class:`ClusterMlpConfig` of
-            256 and more; None takes the heuristic.
+            :class:`ResidentMlpConfig` of 96 channels, a :class:`StreamedMlpConfig` of 128 to 256,
+            or a :class:`ClusterMlpConfig` of 256 and more, for which weights are packed at each
+            call; None takes the heuristic.
         pdl: programmatic dependent launch (_triton/pdl.py), where no kernel in flight writes a
             weight.
         input_precision: "tf32" cuts fp32 operands to TF32; None leaves fp32 to the library, whose
@@ -111,18 +111,14 @@ def mlp(
     if chosen == "reference":
         y = mlp_ref(x, *weights, offset, eps)
         return y if out is None else out.copy_(y)
-    if isinstance(config, ClusterMlpConfig | StreamedMlpConfig):
+    if isinstance(config, ClusterMlpConfig):
+        from fastswin.ops.cluster_mlp.weights import mlp_of_plain_weights
+
         norm = None
         if norm_weight is not None and norm_bias is not None:
             norm = norm_weight, norm_bias
         fc1, fc2 = (fc1_weight, fc1_bias), (fc2_weight, fc2_bias)
-        if isinstance(config, ClusterMlpConfig):
-            from fastswin.ops.cluster_mlp.weights import mlp_of_plain_weights as in_clusters
-
-            return in_clusters(x, fc1, fc2, norm, offset, eps, out, config, pdl)
-        from fastswin.ops.streamed_mlp.weights import mlp_of_plain_weights as streamed
-
-        return streamed(x, fc1, fc2, norm, offset, eps, out, config, pdl)
+        return mlp_of_plain_weights(x, fc1, fc2, norm, offset, eps, out, config, pdl)
     from fastswin.ops.mlp.forward import mlp_fwd
 
     return mlp_fwd(x, *weights, offset, eps, out, config, pdl)
@@ -134,10 +130,10 @@ def _why_not_config(config: Config | None, x: torch.Tensor, hidden: int) -> str 
     rows = x.numel() // max(C, 1)
     if isinstance(config, ClusterMlpConfig):
         return why_no_cluster_mlp(x.device, x.dtype) or cluster_blocker(config, rows, C, hidden)
+    blocker = None
     if isinstance(config, StreamedMlpConfig):
-        return why_no_streamed_mlp(x.device, x.dtype) or streamed_blocker(config, rows, C, hidden)
-    if isinstance(config, ResidentMlpConfig):
+        blocker = why_no_streamed_mlp(x.device, x.dtype)
+        blocker = blocker or streamed_blocker(config, rows, C, hidden)
+    elif isinstance(config, ResidentMlpConfig):
         blocker = why_no_resident(x.device, x.dtype) or resident_mlp_blocker(config, hidden, C)
-        if blocker is not None:
-            return blocker
-    return mlp_blocker(C, hidden, HIDDEN_STEP)
+    return blocker or mlp_blocker(C, hidden, HIDDEN_STEP)

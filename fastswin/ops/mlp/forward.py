@@ -10,6 +10,8 @@ as two exact column parts (96 = 64 + 32).
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 import triton
 import triton.language as tl
@@ -22,6 +24,7 @@ from fastswin._triton.tensor_copy import COPY_BYTES
 from fastswin._triton.tiles import cdiv, split_columns
 from fastswin.ops.hopper_resident.config import ResidentMlpConfig, chosen_mlp
 from fastswin.ops.mlp.config import MlpConfig, default_mlp_config, default_tf32_mlp_config
+from fastswin.ops.streamed_mlp.config import StreamedMlpConfig, chosen_streamed_mlp
 
 
 @triton.jit
@@ -130,7 +133,7 @@ def mlp_fwd(
     offset: torch.Tensor | None,
     eps: float,
     out: torch.Tensor | None,
-    config: MlpConfig | ResidentMlpConfig | None = None,
+    config: MlpConfig | ResidentMlpConfig | StreamedMlpConfig | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
     """Launch on ``x [..., C]``; see the public function."""
@@ -145,14 +148,19 @@ def mlp_fwd(
     M = x.numel() // C
     if config is None:
         config = chosen_mlp(M, hidden, C, x.dtype, x.device)
-    if isinstance(config, ResidentMlpConfig):
+    if config is None:
+        config = chosen_streamed_mlp(M, hidden, C, x.dtype, x.device)
+    if isinstance(config, ResidentMlpConfig | StreamedMlpConfig):
         if not any(t.data_ptr() % COPY_BYTES for t in (x, fc1_weight, fc2_weight, out)):
-            from fastswin.ops.hopper_resident.launch import resident_mlp_fwd
-
+            hopper_mlp_fwd: Callable[..., torch.Tensor]
+            if isinstance(config, ResidentMlpConfig):
+                from fastswin.ops.hopper_resident.launch import resident_mlp_fwd as hopper_mlp_fwd
+            else:
+                from fastswin.ops.streamed_mlp.launch import streamed_mlp_fwd as hopper_mlp_fwd
             norm = None
             if norm_weight is not None and norm_bias is not None:
                 norm = norm_weight, norm_bias
-            resident_mlp_fwd(
+            hopper_mlp_fwd(
                 x.view(M, C), (fc1_weight, fc1_bias), (fc2_weight, fc2_bias), norm, offset, eps,
                 out.view(M, C), config, pdl,
             )  # fmt: skip

@@ -4,9 +4,9 @@
 
     slots * 128 * C             ring of weight chunks, 64 hidden units of fc1 or of fc2
     groups * 128 * C            rows, 64 of each warp group
-    4 * values                  biases and V2's norm, to a power of two
+    4 (H / programs + 3 C)      biases and V2's norm, each to a power of two
     128 * C + 384               of two programs: barrier, sums of the other's rows
-    32 * (slots + groups)       barriers; some more for the compiler's partitions
+    16 * (2 slots + groups)     barriers; some more for the compiler's partitions
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 
 from fastswin._triton.available import why_no_gluon
 from fastswin._triton.cluster import why_no_clusters
-from fastswin._triton.device import device_capability
+from fastswin._triton.device import device_capability, multiprocessor_count
 from fastswin._triton.tiles import cdiv, next_power_of_2
 
 #: Hidden units of a chunk, rows of a warp group, and columns that tiles of both have.
@@ -50,17 +50,10 @@ class StreamedMlpConfig:
     Attributes:
         groups: warp groups of a program, each with 64 rows of its own: 2 or 3.
         programs: 2 share the hidden units of the same rows, as a cluster, each of two groups.
-        together: whether fc1 of a step is started with fc2 of the step before, 0 or 1; three groups
-            of 192 channels have no registers for both.
-        order: 0 for groups that start products whenever they can; for groups that do so in turn,
-            such that one's products run beside the others' GELU, 1 where the next may when they are
-            started, 2 where it may when they are done.
     """
 
     groups: int = 3
     programs: int = 1
-    together: int = 0
-    order: int = 0
 
     @property
     def rows(self) -> int:
@@ -71,9 +64,18 @@ class StreamedMlpConfig:
         """Steps of 64 hidden units of a program."""
         return H // (STEP * self.programs)
 
-    def values(self, C: int, H: int, post_norm: bool) -> int:
-        """fp32 values of a program's vectors: fc1's biases, fc2's, V2's norm."""
-        return H // self.programs + (3 if post_norm else 1) * C
+    def held(self, C: int) -> bool:
+        """Whether groups hold their rows in registers, as first operands."""
+        return self.groups == 2 and C <= 192
+
+    def together(self, C: int) -> bool:
+        """Whether fc1 of a step is started with fc2 of the step before: registers hold both."""
+        return self.groups == 2 or C == 128
+
+    def vector_bytes(self, C: int, H: int, post_norm: bool) -> int:
+        """A program's vectors: fc1's biases, fc2's, V2's norm."""
+        values = next_power_of_2(H // self.programs)
+        return 4 * (values + (3 if post_norm else 1) * next_power_of_2(C))
 
     def tail_bytes(self, C: int) -> int:
         """What two programs reach by address in each other: a barrier, sums of 64 rows."""
@@ -81,8 +83,8 @@ class StreamedMlpConfig:
 
     def slots(self, C: int, H: int, post_norm: bool) -> int:
         """Chunks that the ring holds: all, or as many as fit."""
-        beside = 2 * self.rows * C + 4 * next_power_of_2(self.values(C, H, post_norm))
-        beside += self.tail_bytes(C) + SPARE_BYTES + BARRIER_BYTES * 2 * self.groups
+        beside = 2 * self.rows * C + self.vector_bytes(C, H, post_norm)
+        beside += self.tail_bytes(C) + SPARE_BYTES + BARRIER_BYTES * self.groups
         room = MAX_SHARED_BYTES - beside
         return min(2 * self.steps(H), room // (2 * STEP * C + 2 * BARRIER_BYTES))
 
@@ -91,29 +93,49 @@ class StreamedMlpConfig:
 #: them, within 5 % of eight sizes of 192 channels (docs/performance.md).
 ROUND_US: dict[int, dict[StreamedMlpConfig, float]] = {
     128: {
-        StreamedMlpConfig(3, 1, 1): 15.3,
-        StreamedMlpConfig(2, 1, 1): 11.6,
-        StreamedMlpConfig(2, 2, 1): 9.2,
+        StreamedMlpConfig(3): 15.3,
+        StreamedMlpConfig(2): 11.6,
+        StreamedMlpConfig(2, 2): 9.2,
     },
     192: {
         StreamedMlpConfig(3): 26.5,
-        StreamedMlpConfig(2, 1, 1): 19.5,
-        StreamedMlpConfig(2, 2, 1): 13.1,
+        StreamedMlpConfig(2): 19.5,
+        StreamedMlpConfig(2, 2): 13.1,
     },
-    256: {StreamedMlpConfig(2, 1, 1): 30.0},
+    256: {StreamedMlpConfig(2): 30.0},
 }
 
 
-def default_streamed_mlp_config(M: int, C: int, multiprocessors: int) -> StreamedMlpConfig | None:
-    """Tiles whose rounds of programs take least; None for channels that the kernel lacks."""
-    if C not in ROUND_US:
+#: Share of the multiprocessors that rounds of programs keep at work at least: at 0.74 Swin-B at 32
+#: gains 2 % by 256 channels, at 0.37 Swin-B at 8 loses 2.7.
+BUSY = 0.7
+
+
+def default_streamed_mlp_config(
+    M: int, hidden: int, C: int, multiprocessors: int
+) -> StreamedMlpConfig | None:
+    """Tiles whose rounds of programs take least, None where they leave too much of a card idle."""
+    fitting = [c for c in ROUND_US.get(C, ()) if config_blocker(c, M, C, hidden) is None]
+    if not fitting:
         return None
 
-    def microseconds(config: StreamedMlpConfig) -> float:
-        programs = cdiv(M, config.rows) * config.programs
-        return cdiv(programs, multiprocessors) * ROUND_US[C][config]
+    def programs(config: StreamedMlpConfig) -> int:
+        return cdiv(M, config.rows) * config.programs
 
-    return min(ROUND_US[C], key=microseconds)
+    def rounds(config: StreamedMlpConfig) -> int:
+        return cdiv(programs(config), multiprocessors)
+
+    best = min(fitting, key=lambda config: rounds(config) * ROUND_US[C][config])
+    return best if programs(best) >= BUSY * rounds(best) * multiprocessors else None
+
+
+def chosen_streamed_mlp(
+    M: int, hidden: int, C: int, dtype: torch.dtype, device: torch.device
+) -> StreamedMlpConfig | None:
+    """:func:`default_streamed_mlp_config` of the GPU at hand, None on any other."""
+    if why_no_streamed_mlp(device, dtype) is not None:
+        return None
+    return default_streamed_mlp_config(M, hidden, C, multiprocessor_count(device))
 
 
 def config_blocker(config: StreamedMlpConfig, M: int, C: int, H: int) -> str | None:
@@ -122,10 +144,6 @@ def config_blocker(config: StreamedMlpConfig, M: int, C: int, H: int) -> str | N
         return f"groups must be 2 or 3, got {config.groups}"
     if config.programs not in (1, 2):
         return f"programs must be 1 or 2, got {config.programs}"
-    if config.together not in (0, 1):
-        return f"together must be 0 or 1, got {config.together}"
-    if config.order not in (0, 1, 2):
-        return f"order must be 0, 1 or 2, got {config.order}"
     if config.programs == 2 and config.groups != 2:
         return f"two programs have two groups each, whose sums they exchange, not {config.groups}"
     if C not in MOST_GROUPS:

@@ -3,7 +3,7 @@
     V1   out = x' + fc2(gelu(fc1(norm(x'))))          x' = x + offset
     V2   out = x' + norm(fc2(gelu(fc1(x')))) * weight + bias
 
-    x, out [M, C]   chunks [P * 2 steps * C, 64]   vectors [P, values] fp32 (packing.py)
+    x, out [M, C]   fc1 [H, C]   fc2 [C, H]   biases, norm weight and bias fp32
 
 A stage of 192 channels has 590 KB of MLP weights: too many for one multiprocessor to keep, few
 enough to stream from L2 for every 192 rows, in the time of their products. Launched by parts, its
@@ -12,15 +12,15 @@ each of its warp groups. 64 hidden units at a time
 
     h = x @ W1.T + b1     y += gelu(h) @ W2.T
 
-h lives in registers only, y ``[64, C]`` as well. The normalised rows are first operands in shared
-memory, in the place of x; registers are full. x itself is asked for again once fc1 is done, into
-the same place, as residual. A warp of its own asks for chunks, fc1's of the next step before fc2's
-of this one, and groups say by barriers that they have multiplied one. Where rows are too few for
-all multiprocessors, two programs share 128 rows, each with half of the hidden units for both
+h lives in registers only, y ``[64, C]`` as well. Of two groups the normalised rows do too, as first
+operands (HELD). Three have no registers for them: there they take the place of x in shared memory,
+at a third more traffic, and x is asked for again as residual once fc1 is done. A warp of its own
+asks for chunks, and groups say by barriers that they have multiplied one. Where rows are too few
+for all multiprocessors, two programs share 128 rows, each with half of the hidden units for both
 groups; then each finishes one group's rows with the other's sums, which cross in x's type
 (exchange.py).
 
-16 M C C FLOPs; 2 M C values to and from memory; 8 C C values from L2 for each program, of two for
+4 M C H FLOPs; 2 M C values to and from memory; 2 C H values from L2 for each program, of two for
 both. Counted for 25,088 rows of 192, three groups: 131 programs, so one round: products 16 us at
 the full rate, GELU's instructions 7 beside them, L2 at 4 TB/s.
 """
@@ -46,7 +46,7 @@ from fastswin._triton.cluster_memory import (
 )
 from fastswin._triton.gluon_rows import from_row, normalized, row_layout
 from fastswin._triton.gluon_tiles import accumulator, buffers
-from fastswin._triton.math import gelu_of_half
+from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
 from fastswin.ops.cluster_mlp.exchange import arrive_with_rows_read
 from fastswin.ops.streamed_mlp import config
@@ -71,26 +71,60 @@ def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     return barriers
 
 
+@gluon.constexpr_function
+def _power_of_2(count):
+    return 1 << (count - 1).bit_length()
+
+
+@gluon.jit
+def _vector(ptr, COUNT: gl.constexpr):
+    """So many fp32 values in shared memory, 64 at a time as rows of tiles."""
+    VALUES: gl.constexpr = _power_of_2(COUNT)
+    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
+    kept = gl.allocate_shared_memory(gl.float32, [VALUES], line)
+    at = gl.arange(0, VALUES, gl.BlockedLayout([1], [32], [4], [0]))
+    kept.store(gl.load(ptr + at, mask=at < COUNT, other=0.0).to(gl.float32))
+    return kept._reinterpret(gl.float32, [VALUES // STEP, 1, STEP], row_layout())
+
+
 @gluon.jit
 def _ask_for_chunks(
-    desc, ring, full, used, first, CHUNKS: gl.constexpr, SLOTS: gl.constexpr, TILES: gl.constexpr,
-    P: gl.constexpr,
+    fc1_desc, fc2_desc, ring, full, used, first, STEPS: gl.constexpr, SLOTS: gl.constexpr,
+    TILES: gl.constexpr, P: gl.constexpr,
 ):  # fmt: skip
-    """Chunks in order, each once its slot is empty; weights wait for no kernel in front."""
+    """Chunks in order, each once its slot is empty; weights wait for no kernel in front.
+
+    A step's fc1 stands before fc2 of the step before: it is multiplied at the same time and its
+    slot is empty first. ``first`` is the program's first hidden unit.
+    """
     if P > 1:
         arrive_with_rows_read()
-    for chunk in range(CHUNKS):
-        slot = chunk % SLOTS
-        mbarrier.wait(used.index(slot), (chunk // SLOTS & 1) ^ 1)
-        ready = full.index(slot)
-        mbarrier.expect(ready, TILES * desc.block_type.nbytes)
-        for tile in gl.static_range(TILES):
-            tma.async_copy_global_to_shared(
-                desc, [first + (chunk * TILES + tile) * STEP, 0], ready,
-                ring.index(slot * TILES + tile),
+    _ask_for_chunk(fc1_desc, ring, full, used, 0, first, True, SLOTS, TILES)
+    for step in range(STEPS):
+        unit = first + step * STEP
+        if step < STEPS - 1:
+            _ask_for_chunk(
+                fc1_desc, ring, full, used, 2 * step + 1, unit + STEP, True, SLOTS, TILES
             )  # fmt: skip
+        chunk = gl.minimum(2 * step + 2, 2 * STEPS - 1)
+        _ask_for_chunk(fc2_desc, ring, full, used, chunk, unit, False, SLOTS, TILES)
     if P > 1:
         cluster_wait()
+
+
+@gluon.jit
+def _ask_for_chunk(
+    desc, ring, full, used, chunk, unit, FC1: gl.constexpr, SLOTS: gl.constexpr,
+    TILES: gl.constexpr,
+):  # fmt: skip
+    """What 64 hidden units from ``unit`` on have of a layer: units by channels, or the reverse."""
+    slot = chunk % SLOTS
+    mbarrier.wait(used.index(slot), (chunk // SLOTS & 1) ^ 1)
+    ready = full.index(slot)
+    mbarrier.expect(ready, TILES * desc.block_type.nbytes)
+    for tile in gl.static_range(TILES):
+        at = [unit, tile * STEP] if FC1 else [tile * STEP, unit]
+        tma.async_copy_global_to_shared(desc, at, ready, ring.index(slot * TILES + tile))
 
 
 @gluon.jit
@@ -137,23 +171,21 @@ def _ready(sums):
 
 
 @gluon.jit
-def _expand(
-    h, tiles, ring, full, chunk, GROUP: gl.constexpr, TILES: gl.constexpr, SLOTS: gl.constexpr
-):
-    """Half of 64 hidden units on top of half their bias, before GELU, under way."""
+def _expand(h, x, ring, full, chunk, SLOTS: gl.constexpr):
+    """64 hidden units on top of their bias, before GELU, under way."""
     slot = chunk % SLOTS
     mbarrier.wait(full.index(slot), chunk // SLOTS & 1)
-    for tile in gl.static_range(TILES):
-        weight = ring.index(slot * TILES + tile).permute((1, 0))
-        h = warpgroup_mma(tiles.index(GROUP * TILES + tile), weight, h, is_async=True)
+    for tile in gl.static_range(len(x)):
+        weight = ring.index(slot * len(x) + tile).permute((1, 0))
+        h = warpgroup_mma(x[tile], weight, h, is_async=True)
     return h
 
 
 @gluon.jit
-def _activated(h, dtype: gl.constexpr):
-    """GELU of twice h as a first operand."""
+def _operand(tile, dtype: gl.constexpr):
+    """A tile as a first operand; each thread keeps what it holds."""
     layout: gl.constexpr = gl.DotOperandLayout(0, accumulator(STEP), 2)
-    return gl.convert_layout(gelu_of_half(h).to(dtype), layout, assert_trivial=True)
+    return gl.convert_layout(tile.to(dtype), layout, assert_trivial=True)
 
 
 @gluon.jit
@@ -175,32 +207,18 @@ def _release(used, chunk, SLOTS: gl.constexpr):
 
 
 @gluon.jit
-def _wait_for_turn(turns, turn, GROUP: gl.constexpr, ORDER: gl.constexpr):
-    """Until a group's turn of this number; the first group has its first at once."""
-    if ORDER:
-        mbarrier.wait(turns.index(GROUP), (turn & 1) ^ (1 if GROUP == 0 else 0))
-
-
-@gluon.jit
-def _pass_turn(turns, GROUP: gl.constexpr, GROUPS: gl.constexpr, NOW: gl.constexpr):
-    """The next group's products may begin."""
-    if NOW:
-        mbarrier.arrive(turns.index((GROUP + 1) % GROUPS), count=1)
-
-
-@gluon.jit
 def _finish(
-    y, x_tiles, out_desc, vectors, offset_ptr, row, eps, dtype: gl.constexpr, GROUP: gl.constexpr,
-    FIRST: gl.constexpr, POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr,
+    y, x_tiles, out_desc, norm_weight, norm_bias, offset_ptr, row, eps, dtype: gl.constexpr,
+    GROUP: gl.constexpr, POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr,
 ):  # fmt: skip
-    """V2's norm, the residual, and out to memory; FIRST part of the vectors is fc2's bias."""
+    """V2's norm, the residual, and out to memory."""
     TILES: gl.constexpr = len(y)
     if POST_NORM:
         y = normalized(y, eps, TILES * STEP)
         scaled = ()
         for tile in gl.static_range(TILES):
-            weight = from_row(vectors, FIRST + TILES + tile, STEP)
-            scaled += (y[tile] * weight + from_row(vectors, FIRST + 2 * TILES + tile, STEP),)
+            weight = from_row(norm_weight, tile, STEP)
+            scaled += (y[tile] * weight + from_row(norm_bias, tile, STEP),)
         y = scaled
     x = _rows(x_tiles, offset_ptr, GROUP, TILES, HAS_OFFSET)
     result = ()
@@ -216,49 +234,51 @@ def _finish(
 
 @gluon.jit
 def _multiply(
-    x_desc, out_desc, offset_ptr, ring, full, used, x_tiles, x_ready, turns, vectors, tail, program,
-    row0, eps, GROUP: gl.constexpr, GROUPS: gl.constexpr, C: gl.constexpr, STEPS: gl.constexpr,
-    SLOTS: gl.constexpr, P: gl.constexpr, TOGETHER: gl.constexpr, ORDER: gl.constexpr,
-    POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr, PDL: gl.constexpr,
+    x_desc, out_desc, offset_ptr, ring, full, used, x_tiles, x_ready, fc1_bias, fc2_bias,
+    norm_weight, norm_bias, tail, program, row0, eps, GROUP: gl.constexpr, C: gl.constexpr,
+    STEPS: gl.constexpr, SLOTS: gl.constexpr, P: gl.constexpr, HELD: gl.constexpr,
+    TOGETHER: gl.constexpr, POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """A warp group's 64 rows."""
+    CHANGED: gl.constexpr = not HELD and (not POST_NORM or HAS_OFFSET)
     dtype: gl.constexpr = out_desc.dtype
     TILES: gl.constexpr = C // STEP
     row = row0 + GROUP * STEP
     ready = x_ready.index(GROUP)
-    by_tile = vectors._reinterpret(gl.float32, [vectors.shape[0] // STEP, 1, STEP], row_layout())
     if P > 1:
         arrive_with_rows_read()
     wait_for_previous(PDL)
     _ask_for_rows(x_desc, x_tiles, ready, row, GROUP, TILES)
     y = ()
     for tile in gl.static_range(TILES):
-        bias = from_row(by_tile, STEPS + tile, STEP)
+        bias = from_row(fc2_bias, tile, STEP)
         if P > 1:  # the group whose rows another program finishes adds none
             bias = gl.where(program == GROUP, bias, 0.0)
         y += (bias,)
     mbarrier.wait(ready, 0)
-    if not POST_NORM or HAS_OFFSET:
-        x = _rows(x_tiles, offset_ptr, GROUP, TILES, HAS_OFFSET)
+    if HELD or CHANGED:
+        rows = _rows(x_tiles, offset_ptr, GROUP, TILES, HAS_OFFSET)
         if not POST_NORM:
-            x = normalized(x, eps, C)
-        _keep(x, x_tiles, dtype, GROUP)
-    begun = _ready((from_row(by_tile, 0, STEP),) + y)  # noqa: RUF005
-    _wait_for_turn(turns, 0, GROUP, ORDER)
-    h = _expand(begun[0], x_tiles, ring, full, 0, GROUP, TILES, SLOTS)
-    _pass_turn(turns, GROUP, GROUPS, ORDER == 1)
+            rows = normalized(rows, eps, C)
+        if CHANGED:
+            _keep(rows, x_tiles, dtype, GROUP)
+    x = ()
+    for tile in gl.static_range(TILES):
+        if HELD:
+            x += (_operand(rows[tile], dtype),)
+        else:
+            x += (x_tiles.index(GROUP * TILES + tile),)
+    begun = _ready((from_row(fc1_bias, 0, STEP),) + y)  # noqa: RUF005
+    h = _expand(begun[0], x, ring, full, 0, SLOTS)
     h = warpgroup_mma_wait(0, deps=(h,))
-    _pass_turn(turns, GROUP, GROUPS, ORDER == 2)
     _release(used, 0, SLOTS)
     y = begun[1:]
     for step in range(STEPS - 1):
-        units = _activated(h, dtype)
-        _wait_for_turn(turns, step + 1, GROUP, ORDER)
+        units = _operand(gelu(h), dtype)
         if TOGETHER:
-            begun = _ready((from_row(by_tile, step + 1, STEP),) + y)  # noqa: RUF005
+            begun = _ready((from_row(fc1_bias, step + 1, STEP),) + y)  # noqa: RUF005
             y = _shrink(units, begun[1:], ring, full, 2 * step + 2, SLOTS)
-            h = _expand(begun[0], x_tiles, ring, full, 2 * step + 1, GROUP, TILES, SLOTS)
-            _pass_turn(turns, GROUP, GROUPS, ORDER == 1)
+            h = _expand(begun[0], x, ring, full, 2 * step + 1, SLOTS)
             done = warpgroup_mma_wait(0, deps=(h,) + y)  # noqa: RUF005
             _release(used, 2 * step + 1, SLOTS)
             _release(used, 2 * step + 2, SLOTS)
@@ -268,19 +288,16 @@ def _multiply(
             y = _shrink(units, y, ring, full, 2 * step + 2, SLOTS)
             y = warpgroup_mma_wait(0, deps=y)
             _release(used, 2 * step + 2, SLOTS)
-            h = _ready((from_row(by_tile, step + 1, STEP),))
-            h = _expand(h, x_tiles, ring, full, 2 * step + 1, GROUP, TILES, SLOTS)
-            _pass_turn(turns, GROUP, GROUPS, ORDER == 1)
+            h = _ready((from_row(fc1_bias, step + 1, STEP),))
+            h = _expand(h, x, ring, full, 2 * step + 1, SLOTS)
             h = warpgroup_mma_wait(0, deps=(h,))
             _release(used, 2 * step + 1, SLOTS)
-        _pass_turn(turns, GROUP, GROUPS, ORDER == 2)
-    tl.debug_barrier()  # fc1 of all the group's warps is done
-    if P == 1 or program == GROUP:  # out may be x: these rows are this group's, and not yet written
-        _ask_for_rows(x_desc, x_tiles, ready, row, GROUP, TILES)
-    units = _activated(h, dtype)
-    _wait_for_turn(turns, STEPS, GROUP, ORDER)
+    if CHANGED:
+        tl.debug_barrier()  # fc1 of all the group's warps is done
+        if P == 1 or program == GROUP:  # out may be x: no other group writes these rows
+            _ask_for_rows(x_desc, x_tiles, ready, row, GROUP, TILES)
+    units = _operand(gelu(h), dtype)
     y = _shrink(units, y, ring, full, 2 * STEPS - 1, SLOTS)
-    _pass_turn(turns, GROUP, GROUPS, ORDER > 0)
     y = warpgroup_mma_wait(0, deps=y)
     if P > 1:
         cluster_wait()
@@ -289,10 +306,11 @@ def _multiply(
             sums = ()
             for tile in gl.static_range(TILES):
                 sums += (y[tile] + receive_part(tail + BARRIER + tile * PART_BYTES, dtype),)
-            mbarrier.wait(ready, 1)
+            if CHANGED:
+                mbarrier.wait(ready, 1)
             _finish(
-                sums, x_tiles, out_desc, by_tile, offset_ptr, row, eps, dtype, GROUP, STEPS,
-                POST_NORM, HAS_OFFSET,
+                sums, x_tiles, out_desc, norm_weight, norm_bias, offset_ptr, row, eps, dtype,
+                GROUP, POST_NORM, HAS_OFFSET,
             )  # fmt: skip
         else:
             for tile in gl.static_range(TILES):
@@ -300,24 +318,26 @@ def _multiply(
                     y[tile].to(dtype), tail + BARRIER + tile * PART_BYTES, tail, 1 - program
                 )  # fmt: skip
     else:
-        mbarrier.wait(ready, 1)
+        if CHANGED:
+            mbarrier.wait(ready, 1)
         _finish(
-            y, x_tiles, out_desc, by_tile, offset_ptr, row, eps, dtype, GROUP, STEPS, POST_NORM,
-            HAS_OFFSET,
+            y, x_tiles, out_desc, norm_weight, norm_bias, offset_ptr, row, eps, dtype, GROUP,
+            POST_NORM, HAS_OFFSET,
         )  # fmt: skip
 
 
 @gluon.jit
 def _streamed_mlp_kernel(
-    vectors_ptr, offset_ptr, x_desc, chunks_desc, out_desc, eps,
+    fc1_bias_ptr, fc2_bias_ptr, norm_weight_ptr, norm_bias_ptr, offset_ptr, x_desc, fc1_desc,
+    fc2_desc, out_desc, eps,
     C: gl.constexpr, STEPS: gl.constexpr, GROUPS: gl.constexpr, P: gl.constexpr,
-    SLOTS: gl.constexpr, COUNT: gl.constexpr, VALUES: gl.constexpr, TOGETHER: gl.constexpr,
-    ORDER: gl.constexpr, POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr, TAIL: gl.constexpr,
+    SLOTS: gl.constexpr, HELD: gl.constexpr,
+    TOGETHER: gl.constexpr, POST_NORM: gl.constexpr, HAS_OFFSET: gl.constexpr, TAIL: gl.constexpr,
     REGISTERS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program ``row tile * P + part of the hidden units``; ``out`` may be ``x``.
 
-    The launch's warps are the first group. COUNT: of a program's vectors, VALUES: to a power of 2.
+    The launch's warps are the first group, a worker's ask for weights.
     """
     launch_dependents(PDL)
     TILES: gl.constexpr = C // STEP
@@ -327,29 +347,31 @@ def _streamed_mlp_kernel(
     if P > 1:
         tail = tail_address(TAIL)
         expect_bytes(tail, 2 * STEP * C)
-    ring = buffers(chunks_desc, SLOTS * TILES)
+    ring = buffers(fc1_desc, SLOTS * TILES)
     x_tiles = buffers(x_desc, GROUPS * TILES)
-    line: gl.constexpr = gl.SwizzledSharedLayout(1, 1, 1, [0])
-    vectors = gl.allocate_shared_memory(gl.float32, [VALUES], line)
     full = _barriers(SLOTS, 1)
     used = _barriers(SLOTS, GROUPS)
     x_ready = _barriers(GROUPS, 1)
-    turns = _barriers(GROUPS, 1)
     fence_async_shared()
-    at = gl.arange(0, VALUES, gl.BlockedLayout([4], [32], [4], [0]))
-    vectors.store(gl.load(vectors_ptr + (program * COUNT + at), mask=at < COUNT, other=0.0))
+    fc1_bias = _vector(fc1_bias_ptr + program * (STEPS * STEP), STEPS * STEP)
+    fc2_bias = _vector(fc2_bias_ptr, C)
+    norm_weight = fc2_bias
+    norm_bias = fc2_bias
+    if POST_NORM:
+        norm_weight = _vector(norm_weight_ptr, C)
+        norm_bias = _vector(norm_bias_ptr, C)
     tl.debug_barrier()
     gl.warp_specialize(
         [
             (_multiply, (
-                x_desc, out_desc, offset_ptr, ring, full, used, x_tiles, x_ready, turns, vectors,
-                tail, program, row0, eps, part, GROUPS, C, STEPS, SLOTS, P, TOGETHER, ORDER,
-                POST_NORM, HAS_OFFSET, PDL,
+                x_desc, out_desc, offset_ptr, ring, full, used, x_tiles, x_ready, fc1_bias,
+                fc2_bias, norm_weight, norm_bias, tail, program, row0, eps, part, C, STEPS, SLOTS,
+                P, HELD, TOGETHER, POST_NORM, HAS_OFFSET, PDL,
             ))
             if part < GROUPS else
             (_ask_for_chunks, (
-                chunks_desc, ring, full, used, program * (2 * STEPS * C), 2 * STEPS, SLOTS, TILES,
-                P,
+                fc1_desc, fc2_desc, ring, full, used, program * (STEPS * STEP), STEPS, SLOTS,
+                TILES, P,
             ))
             for part in ((0, 1, 2) if GROUPS == 2 else (0, 1, 2, 3))
         ],

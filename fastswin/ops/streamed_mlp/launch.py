@@ -1,4 +1,7 @@
-"""Launcher of the streamed MLP; what it needs is in config.py."""
+"""Launcher of the streamed MLP; what it needs is in config.py.
+
+x, out [M, C]   fc1 [H, C]   fc2 [C, H]   biases and norms in fp32
+"""
 
 from __future__ import annotations
 
@@ -8,51 +11,52 @@ from fastswin._triton.cluster import launch_clusters
 from fastswin._triton.device import HOPPER
 from fastswin._triton.launch import launch
 from fastswin._triton.tensor_copy import describe
-from fastswin._triton.tiles import cdiv, next_power_of_2
-from fastswin.ops.streamed_mlp.config import REGISTERS, STEP, StreamedMlpConfig
-from fastswin.ops.streamed_mlp.weights import StreamedMlp
+from fastswin._triton.tiles import cdiv
+from fastswin.ops.streamed_mlp.config import REGISTERS, STEP, StreamedMlpConfig, config_blocker
 
 
 def streamed_mlp_fwd(
     x: torch.Tensor,
-    packed: StreamedMlp,
+    fc1: tuple[torch.Tensor, torch.Tensor],
+    fc2: tuple[torch.Tensor, torch.Tensor],
+    norm: tuple[torch.Tensor, torch.Tensor] | None,
+    offset: torch.Tensor | None,
     eps: float,
     out: torch.Tensor,
     config: StreamedMlpConfig,
-    offset: torch.Tensor | None = None,
     pdl: bool = False,
 ) -> torch.Tensor:
-    """The MLP half of ``x [M, C]`` to ``out``, contiguous and aligned; see ``fastswin.ops.mlp``.
+    """The MLP half of a block on contiguous, aligned rows ``[M, C]``; ``out`` may be ``x``.
 
     Args:
-        x, out: rows; ``out`` may be ``x``.
-        packed: weights, for as many programs as ``config`` says.
+        x, out: ``[M, C]``.
+        fc1, fc2: weight and bias of each layer.
+        norm: V2's LayerNorm behind, None for V1's in front.
+        offset: ``[C]`` added to every row first, or None.
         eps: LayerNorm epsilon.
-        config: legal tiles.
-        offset: ``[C]`` that is added to every row of x first.
-        pdl: see _triton/pdl.py.
+        config: tiles.
+        pdl: programmatic dependent launch.
+
+    Raises:
+        ValueError: the kernel does not take these tiles or channels.
     """
     from fastswin._triton.pdl import pdl_options
     from fastswin.ops.streamed_mlp.kernel import _streamed_mlp_kernel
 
-    M, C = x.shape
-    if out.numel() == 0:
-        return out
-    count = packed.vectors.shape[1]
-    hidden = packed.chunks.shape[0] * STEP // (2 * C)
+    (M, C), H = x.shape, fc1[0].shape[0]
+    if blocker := config_blocker(config, M, C, H):
+        raise ValueError(f"config does not fit: {blocker}")
     arguments = (
-        packed.vectors, x if offset is None else offset, describe(x, STEP, STEP),
-        describe(packed.chunks, STEP, STEP), describe(out, STEP, STEP), eps,
+        fc1[1], fc2[1], *(norm or (x, x)), x if offset is None else offset,
+        *(describe(t, STEP, STEP) for t in (x, fc1[0], fc2[0], out)), eps,
     )  # fmt: skip
+    tiles, tail, behind = cdiv(M, config.rows), config.tail_bytes(C), norm is not None
     constants = {
-        "C": C, "STEPS": config.steps(hidden), "GROUPS": config.groups, "P": config.programs,
-        "SLOTS": config.slots(C, hidden, packed.post_norm), "COUNT": count,
-        "VALUES": next_power_of_2(count), "TOGETHER": bool(config.together), "ORDER": config.order,
-        "POST_NORM": packed.post_norm, "HAS_OFFSET": offset is not None,
-        "TAIL": config.tail_bytes(C), "REGISTERS": REGISTERS[config.groups], "num_warps": 4,
-        **pdl_options(pdl, HOPPER),
+        "C": C, "STEPS": config.steps(H), "GROUPS": config.groups, "P": config.programs,
+        "SLOTS": config.slots(C, H, behind), "HELD": config.held(C), "TOGETHER": config.together(C),
+        "POST_NORM": behind, "HAS_OFFSET": offset is not None, "TAIL": tail,
+        "REGISTERS": REGISTERS[config.groups], "num_warps": 4, **pdl_options(pdl, HOPPER),
     }  # fmt: skip
-    tiles, tail = cdiv(M, config.rows), config.tail_bytes(C)
     if config.programs == 1:
         launch(_streamed_mlp_kernel, tiles, *arguments, **constants)
     else:

@@ -12,7 +12,6 @@ from streamed_mlp_threads import STEPS
 
 from fastswin.ops.streamed_mlp import launch
 from fastswin.ops.streamed_mlp.config import config_blocker
-from fastswin.ops.streamed_mlp.weights import pack_streamed_mlp
 
 
 @pytest.fixture
@@ -46,11 +45,9 @@ def run(monkeypatch):
         if in_place:
             out = x = x.clone()
         norm = (made["norm_weight"], made["norm_bias"]) if "norm_weight" in made else None
-        packed = pack_streamed_mlp(
-            (fc1, made["fc1_bias"]), (fc2, made["fc2_bias"]), norm, config.programs
-        )
         return launch.streamed_mlp_fwd(
-            x, packed, made["eps"], out, config, offset=made.get("offset")
-        )
+            x, (fc1, made["fc1_bias"]), (fc2, made["fc2_bias"]), norm, made.get("offset"),
+            made["eps"], out, config,
+        )  # fmt: skip
 
     return run

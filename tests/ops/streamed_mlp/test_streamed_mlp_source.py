@@ -17,12 +17,8 @@ from fastswin.ops.streamed_mlp.config import StreamedMlpConfig
 
 torch.set_num_threads(1)
 
-#: Channels, groups, programs that share hidden units, both products together, order.
-FORMS = [
-    (192, 3, 1, 0), (192, 2, 2, 1), (192, 2, 2, 0), (192, 2, 1, 1), (128, 3, 1, 1), (128, 3, 1, 0),
-    (128, 2, 2, 1), (256, 2, 1, 0), (256, 2, 1, 1), (192, 3, 1, 0, 1), (192, 3, 1, 0, 2), (192, 2, 2, 1, 1),
-    (128, 3, 1, 1, 2),
-]  # fmt: skip
+#: Channels, groups, programs that share hidden units.
+FORMS = [(192, 3, 1), (192, 2, 2), (192, 2, 1), (128, 3, 1), (128, 2, 2), (256, 2, 1)]
 
 DTYPES = [torch.float16, torch.bfloat16]
 
@@ -100,7 +96,7 @@ def test_sums_of_the_wrong_columns_are_noticed(run):
     def receive(address, dtype):
         return receive_part(int(address) ^ 8192, dtype)
 
-    rejected((128, 2, 2, 1), run, receive_part=receive)
+    rejected((128, 2, 2), run, receive_part=receive)
 
 
 def test_sums_for_the_sender_itself_are_noticed(run, impatient):
