@@ -17,7 +17,12 @@ from collections.abc import Mapping
 
 from fastswin.engine.small_batch import LayerTiles
 from fastswin.engine.stage_plan import StagePlan
-from fastswin.ops.attention_half.hopper_config import HopperHeadsConfig, hopper_heads_blocker
+from fastswin.ops.attention_half.hopper_config import (
+    HopperHeadsConfig,
+    HopperWholeConfig,
+    HopperWindowsConfig,
+    hopper_heads_blocker,
+)
 from fastswin.ops.cluster_linear.config import (
     default_cluster_linear_config,
     default_post_norm_config,
@@ -58,9 +63,9 @@ HOPPER_HEADS: Mapping[tuple[int, int], int] = {
     (1, 768): 5,
 }
 
-#: Most rows behind a merging in clusters where the MLP is one kernel: of 1,568 rows of 384 channels
-#: the library's is faster, for all that it leaves no statistics (Swin-S 792 us for 806).
-MERGED = 1024
+#: Most rows behind a merging in clusters between stages that are launched ahead: the library's
+#: product there costs both of them their start (Swin-T at 8 393 us for 386, S 695 for 683).
+MERGED = 6400
 
 
 def choose_clusters(
@@ -138,17 +143,20 @@ def choose_clusters(
     return tuple(normed)
 
 
-def clustered_mlp(launch: Mapping[str, LayerTiles]) -> bool:
-    """Whether a stage's MLP half is one kernel of clusters (cluster_mlp_stage.py)."""
-    return isinstance(launch.get("mlp"), ClusterMlpConfig)
+def _all_ahead(stage: StagePlan) -> bool:
+    """Whether all of a stage is kernels for compute capability 9.0 that are launched ahead."""
+    kinds = HopperWholeConfig, HopperWindowsConfig, ClusterMlpConfig
+    special = any(isinstance(tiles, kinds) for tiles in stage.launch.values())
+    return stage.pdl and (special or stage.mlp == "clusters")
 
 
 def merge_in_clusters(stages: tuple[StagePlan, ...], batch: int) -> tuple[StagePlan, ...]:
-    """The mergings in front of clustered stages by the same product."""
+    """Mergings in front of clustered stages, and between two launched ahead, by their product."""
     planned = list(stages)
     for index, (stage, after) in enumerate(itertools.pairwise(stages)):
         M = batch * after.map_size[0] * after.map_size[1]
-        few = after.mlp == "clusters" or (clustered_mlp(after.launch) and M <= MERGED)
+        ahead = M <= MERGED and _all_ahead(stage) and _all_ahead(after)
+        few = after.mlp == "clusters" or ahead
         if not few or stage.merge not in ("triton", "tiled"):
             continue
         tiles = default_cluster_linear_config(M, 2 * stage.channels, 4 * stage.channels)

@@ -94,7 +94,7 @@ class Forward(AttentionHalf, MlpHalf):
             images, w.patch_weight, w.patch_bias,
             None if norm is None else norm.weight, None if norm is None else norm.bias,
             eps=self.resample_eps, dtype=self.precision.dtype, impl=implementation_of(plan.embed),
-            pdl=plan.pdl, input_precision=plan.embed_products,
+            pdl=plan.pdl or first.pdl, input_precision=plan.embed_products,
             stats_out=None if left is None else left.values,
         )  # fmt: skip
         position = self.position_embedding((x.shape[1], x.shape[2]))

@@ -27,7 +27,6 @@ from fastswin.ops.linear.config import (
     one_shot_blocker,
 )
 from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config, split_k_blocker
-from fastswin.ops.streamed_mlp.config import StreamedMlpConfig
 from fastswin.tuning.problem import LaunchConfig
 
 #: Tiles of one layer in a plan.
@@ -36,7 +35,6 @@ LayerTiles = (
     | SplitKConfig
     | ClusterLinearConfig
     | ClusterMlpConfig
-    | StreamedMlpConfig
     | HopperHeadsConfig
     | HopperWholeConfig
     | HopperWindowsConfig

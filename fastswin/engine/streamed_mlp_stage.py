@@ -8,21 +8,22 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fastswin._triton.available import why_no_gluon
 from fastswin.engine.small_batch import LayerTiles
-from fastswin.ops.streamed_mlp.config import default_streamed_mlp_config
+from fastswin.ops.streamed_mlp.config import default_streamed_mlp_config, gluon_blocker
 
 Pair = tuple[int, int]
 
 #: By (version of Swin, channels of the stage): fewest and most rows of a batch.
 StreamedMlps = Mapping[tuple[int, int], Pair]
 
-#: The engine's, as whole models on an H200 chose (docs/performance.md).
+#: The engine's: Swin-T takes 2 % less time at 32, L 1.5 at 8 and 5 at 32, SwinV2-B with windows of
+#: 8 2 at 32; more rows of 128 channels are faster by the resident kernel, fewer of 256 by parts
+#: (Swin-B at 8 2.7 % slower; docs/performance.md).
 STREAMED_MLPS: StreamedMlps = {
-    (1, 128): (6000, 1 << 30),
+    (1, 128): (6000, 33_000),
     (1, 192): (6000, 1 << 30),
     (1, 256): (16_000, 1 << 30),
-    (2, 128): (6000, 1 << 30),
+    (2, 128): (6000, 33_000),
     (2, 192): (6000, 1 << 30),
     (2, 256): (16_000, 1 << 30),
 }
@@ -59,7 +60,7 @@ def choose_streamed_mlp(
     if tiles is None:
         reasons["streamed_mlp"] = f"programs of {M} rows would leave too much of the card idle"
         return False
-    if blocker := why_no_gluon("fastswin.ops.streamed_mlp.kernel"):
+    if blocker := gluon_blocker():
         reasons["streamed_mlp"] = blocker
         return False
     for layer in ("fc1", "fc2"):

@@ -59,6 +59,8 @@ class Launch:
 class Compiled:
     """What the assembler reports: bytes of shared memory and of spilled registers, registers.
 
+    ``serialized`` says that Hopper's asynchronous products wait for each other: the assembler does
+    that, with a remark, where it finds their registers used while they are under way.
     ``dependent`` says that the code both triggers and waits (programmatic dependent launch), None
     that it does neither; False is a mistake.
     """
@@ -69,6 +71,7 @@ class Compiled:
     spill_bytes: int
     registers: int
     dependent: bool | None = None
+    serialized: bool = False
 
 
 @contextlib.contextmanager
@@ -104,8 +107,10 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
     if key not in _generated:
         _generated[key] = _generate(launch, generated_for)
     ptx, shared_bytes = _generated[key]
-    registers, spills = assembler_report(ptx, capability)
-    return Compiled(launch.name, capability, shared_bytes, spills, registers, _dependent(ptx))
+    registers, spills, serialized = assembler_report(ptx, capability)
+    return Compiled(
+        launch.name, capability, shared_bytes, spills, registers, _dependent(ptx), serialized
+    )
 
 
 def binary_identity(launch: Launch) -> str:
@@ -174,8 +179,8 @@ def _describe(launch: Launch) -> tuple[dict, dict, dict]:
     return signature, constants, attributes
 
 
-def assembler_report(ptx: str, capability: int) -> tuple[int, int]:
-    """Registers and spilled bytes, from ``ptxas -v``."""
+def assembler_report(ptx: str, capability: int) -> tuple[int, int, bool]:
+    """Registers, spilled bytes, and whether products are serialized, from ``ptxas -v``."""
     import triton.backends.nvidia as nvidia
 
     folder = Path(nvidia.__file__).parent / "bin"
@@ -192,4 +197,7 @@ def assembler_report(ptx: str, capability: int) -> tuple[int, int]:
         )  # fmt: skip
     registers = re.search(r"Used (\d+) registers", result.stderr)
     spills = re.search(r"(\d+) bytes spill stores", result.stderr)
-    return int(registers[1]) if registers else 0, int(spills[1]) if spills else 0
+    serialized = "wgmma.mma_async instructions are serialized" in result.stderr
+    return (
+        int(registers[1]) if registers else 0, int(spills[1]) if spills else 0, serialized
+    )  # fmt: skip

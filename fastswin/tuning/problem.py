@@ -22,6 +22,7 @@ from fastswin.ops.hopper_gemm.config import HopperGemmConfig
 from fastswin.ops.hopper_resident.config import ResidentMlpConfig, ResidentProductConfig
 from fastswin.ops.linear.config import GemmConfig, LayerNormLinearConfig, OneShotConfig
 from fastswin.ops.mlp.config import MlpConfig
+from fastswin.ops.streamed_mlp.config import StreamedMlpConfig
 from fastswin.ops.window_attention.config import WindowAttentionConfig
 
 LaunchConfig = (
@@ -32,6 +33,7 @@ LaunchConfig = (
     | ResidentProductConfig
     | MlpConfig
     | ResidentMlpConfig
+    | StreamedMlpConfig
     | WindowAttentionConfig
 )
 
@@ -47,7 +49,7 @@ CONFIG_TYPES: dict[str, type] = {
 ALTERNATIVES: dict[str, tuple[type, ...]] = {
     "linear": (OneShotConfig, HopperGemmConfig),
     "layer_norm_linear": (OneShotConfig, ResidentProductConfig),
-    "mlp": (ResidentMlpConfig,),
+    "mlp": (ResidentMlpConfig, StreamedMlpConfig),
 }
 
 #: Names of the numbers that fix an operator's code.

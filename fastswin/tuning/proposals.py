@@ -25,6 +25,7 @@ from fastswin.ops.linear.config import (
     one_shot_blocker,
 )
 from fastswin.ops.mlp.config import MlpConfig
+from fastswin.ops.streamed_mlp.config import ROUND_US, StreamedMlpConfig
 from fastswin.ops.window_attention.config import (
     MAX_RUN_WINDOW,
     MIN_RUN,
@@ -155,10 +156,13 @@ def propose_layer_norm_linear(problem: KernelProblem, card: Card) -> Iterator[No
                     yield LayerNormLinearConfig(block_m, block_n, count, num_warps, stages)
 
 
-def propose_mlp(problem: KernelProblem, card: Card) -> Iterator[MlpConfig | ResidentMlpConfig]:
+def propose_mlp(
+    problem: KernelProblem, card: Card
+) -> Iterator[MlpConfig | ResidentMlpConfig | StreamedMlpConfig]:
     C = problem.dims["C"]
     if problem.rows >= MANY_ROWS:
         yield from (ResidentMlpConfig(64), ResidentMlpConfig(32))
+        yield from ROUND_US.get(C, ())
     copied = card.capability >= (9, 0) and problem.rows >= 4 * MANY_ROWS
     for block_m, block_h in itertools.product((32, 64, 128), (32, 64, 128)):
         if copied and block_m < 64:

@@ -34,6 +34,9 @@ from fastswin.ops.linear.config import (
     one_shot_blocker,
 )
 from fastswin.ops.mlp.config import MlpConfig, default_mlp_config
+from fastswin.ops.streamed_mlp.config import StreamedMlpConfig, default_streamed_mlp_config
+from fastswin.ops.streamed_mlp.config import config_blocker as streamed_mlp_blocker
+from fastswin.ops.streamed_mlp.config import gluon_blocker as streamed_gluon_blocker
 from fastswin.ops.window_attention.config import (
     MAX_RUN_WINDOW,
     default_config,
@@ -51,9 +54,9 @@ def default_for(problem: KernelProblem, card: Card) -> LaunchConfig | None:
         if (hopper := _default_hopper(problem, card)) is not None:
             return hopper
         return default_gemm_config(rows, d["N"], d["K"], card.multiprocessors, card.capability)
-    resident = _default_resident(problem, card)
-    if resident is not None:
-        return resident
+    kept = _default_resident(problem, card) or _default_streamed(problem, card)
+    if kept is not None:
+        return kept
     if problem.op == "layer_norm_linear":
         return default_layer_norm_linear_config(
             rows, d["N"], d["K"], card.multiprocessors, card.capability
@@ -100,6 +103,8 @@ def why_invalid(
         sides = {"block_m": config.block_m, "block_n": config.block_n, "block_k": config.block_k}
     elif isinstance(config, ResidentProductConfig | ResidentMlpConfig):
         return _resident_blocker(problem, config, capability)
+    elif isinstance(config, StreamedMlpConfig):
+        return _streamed_blocker(problem, config, capability)
     elif isinstance(config, LayerNormLinearConfig):
         sides = {"block_m": config.block_m, "block_n": config.block_n}
         steps = cdiv(d["N"], config.block_n)
@@ -146,6 +151,8 @@ def operand_bytes(problem: KernelProblem, config: LaunchConfig) -> int:
         return config.shared_bytes(d["N"], d["K"])
     if isinstance(config, ResidentMlpConfig):
         return config.shared_bytes(d["hidden"], d["C"])
+    if isinstance(config, StreamedMlpConfig):
+        return config.shared_bytes(d["C"], d["hidden"], bool(d["post_norm"]))
     if isinstance(config, OneShotConfig):  # operands lie in registers, exchanged part by part
         return (config.block_m + config.block_n) * 32 * size
     if isinstance(config, LayerNormLinearConfig):
@@ -194,6 +201,28 @@ def _default_resident(
     if problem.op == "mlp":
         return default_resident_mlp(rows, d["hidden"], d["C"], card.multiprocessors)
     return None
+
+
+def _default_streamed(problem: KernelProblem, card: Card) -> StreamedMlpConfig | None:
+    """The MLP past whose rows weights stream, where ``ops.mlp`` takes it."""
+    d = problem.dims
+    if problem.op != "mlp" or problem.itemsize != 2 or card.capability[0] != 9:
+        return None
+    if streamed_gluon_blocker():
+        return None
+    return default_streamed_mlp_config(problem.rows, d["hidden"], d["C"], card.multiprocessors)
+
+
+def _streamed_blocker(
+    problem: KernelProblem, config: StreamedMlpConfig, capability: tuple[int, int]
+) -> str | None:
+    d = problem.dims
+    if capability[0] != 9:
+        return f"streamed MLPs need compute capability 9.0, this is {capability}"
+    if problem.itemsize != 2:
+        return f"streamed MLPs are in half precision, the problem is {problem.dtype}"
+    blocker = streamed_mlp_blocker(config, problem.rows, d["C"], d["hidden"])
+    return blocker or streamed_gluon_blocker()
 
 
 def _resident_blocker(

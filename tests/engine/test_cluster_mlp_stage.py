@@ -25,7 +25,10 @@ from fastswin.engine.prepare import prepare
 from fastswin.models import SwinTransformer
 from fastswin.models.variants import find_variant
 from fastswin.ops.attention_half.hopper_config import HopperWindowsConfig, hopper_windows_blocker
-from fastswin.ops.cluster_linear.config import ClusterLinearConfig
+from fastswin.ops.cluster_linear.config import (
+    ClusterLinearConfig,
+    default_cluster_linear_config,
+)
 from fastswin.ops.cluster_mlp.config import (
     TILE_ROWS,
     ClusterMlpConfig,
@@ -64,10 +67,21 @@ def test_words_and_tiles_at_batch_8(name, hopper):
     assert isinstance(stage.launch["proj"], ClusterLinearConfig)
     assert "32 windows" in stage.reasons["attention"]
     assert "1568 rows" in stage.reasons["mlp"]
-    assert plan.stages[1].merge == "triton"  # the library's is faster in front of so many rows
     second = plan.stages[1]
     assert (second.mlp, second.norm2, second.proj) == ("fused", "apart", "fused")
-    assert second.launch.keys() == {"attention", "proj"}
+    assert second.launch.keys() == {"attention", "proj", "mlp", "merge"}
+
+
+@pytest.mark.parametrize("name", [TINY, SMALL])
+def test_mergings_between_stages_that_are_launched_ahead(name, hopper):
+    """In front of the library's stage, of other batches' and of who decides himself: not."""
+    stages = plan_of(name, hopper, batch=8).stages
+    assert [s.merge for s in stages] == ["tiled", "tiled", "triton", None]
+    for stage, M in zip(stages, (6272, 1568), strict=False):
+        tiles = stage.launch["merge"]
+        assert tiles == default_cluster_linear_config(M, 2 * stage.channels, 4 * stage.channels)
+    for choices in ({"batch": 32}, {"batch": 8, "cluster_mlps": {}}):
+        assert {s.merge for s in plan_of(name, hopper, **choices).stages[:3]} == {"triton"}
 
 
 def test_the_stage_in_clusters_has_its_mlp_in_one_kernel(hopper):

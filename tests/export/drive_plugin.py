@@ -142,7 +142,7 @@ def drive_norm(trt: Any, case: Norm) -> dict[str, Any]:
 
 def describe(planned: Any, case: Any, launches: list, shapes: Any, channels: int) -> dict[str, Any]:
     sizes = [dict(zip("BHW", shape, strict=True)) for shape in shapes]
-    registers, spilled = assembler_report(planned.ptx, case.capability)
+    registers, spilled, _ = assembler_report(planned.ptx, case.capability)
     return {
         "name": case.name,
         "capability": case.capability,

@@ -71,7 +71,7 @@ class ResidentMlpConfig:
     """Launch options of the MLP half of a block; three warp groups of 64 rows.
 
     Attributes:
-        block_h: hidden units per step, 32 or 64.
+        block_h: hidden units per step, 32, of 96 channels also 64.
     """
 
     block_h: int = 64
@@ -114,6 +114,8 @@ def mlp_blocker(config: ResidentMlpConfig, hidden: int, C: int) -> str | None:
     """Reason why the kernel does not take an MLP, None where it does."""
     if config.block_h not in (32, 64):
         return f"block_h must be 32 or 64, got {config.block_h}"
+    if C == CHANNELS[1] and config.block_h == 64:
+        return f"registers hold no 64 hidden units beside {C} channels"
     if hidden % config.block_h or hidden == 0:
         return f"{hidden} hidden channels are not a positive multiple of {config.block_h}"
     return _row_blocker(C)
@@ -149,7 +151,7 @@ def default_resident_mlp(
     M: int, hidden: int, C: int, multiprocessors: int
 ) -> ResidentMlpConfig | None:
     """What a Hopper takes for an MLP, None where another kernel is better."""
-    config = ResidentMlpConfig()
+    config = ResidentMlpConfig(64 if C < CHANNELS[1] else 32)
     if M < MLP_ROWS or mlp_blocker(config, hidden, C) is not None:
         return None
     tiles, groups = cdiv(M, ROWS), config.groups * multiprocessors

@@ -303,19 +303,11 @@ def _mlp_tiles(
         for s in range(STEPS - 1):
             slot, _ = _filling(i, s, STEPS, STAGES, GROUPS)
             units = _operand(gelu(h), dtype, HIDDEN)
-            if CB < PART:
-                h = _bias(fc1_bias_ptr, s + 1, BLOCK_H, HIDDEN)
-                h, ya, yb = warpgroup_mma_wait(0, deps=(h, ya, yb))
-                ya, yb = _shrink(units, ya, yb, fc2a, fc2b, slot)
-                h = _expand(a, b, h, fc1a, fc1b, weights, i, s + 1, STEPS, STAGES, GROUPS)
-                h, ya, yb = warpgroup_mma_wait(0, deps=(h, ya, yb))
-            else:  # of 128 channels registers do not hold all that both products have
-                ya, yb = _shrink(units, ya, yb, fc2a, fc2b, slot)
-                ya, yb = warpgroup_mma_wait(0, deps=(ya, yb))
-                h = _bias(fc1_bias_ptr, s + 1, BLOCK_H, HIDDEN)
-                h = warpgroup_mma_wait(0, deps=(h,))
-                h = _expand(a, b, h, fc1a, fc1b, weights, i, s + 1, STEPS, STAGES, GROUPS)
-                h = warpgroup_mma_wait(0, deps=(h,))
+            h = _bias(fc1_bias_ptr, s + 1, BLOCK_H, HIDDEN)
+            h, ya, yb = warpgroup_mma_wait(0, deps=(h, ya, yb))
+            ya, yb = _shrink(units, ya, yb, fc2a, fc2b, slot)
+            h = _expand(a, b, h, fc1a, fc1b, weights, i, s + 1, STEPS, STAGES, GROUPS)
+            h, ya, yb = warpgroup_mma_wait(0, deps=(h, ya, yb))
             if STAGES < STEPS:
                 mbarrier.arrive(used.index(slot), count=1)
         slot, _ = _filling(i, STEPS - 1, STEPS, STAGES, GROUPS)

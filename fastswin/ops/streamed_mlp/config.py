@@ -34,7 +34,7 @@ REGISTERS = {2: 240, 3: 160}
 LOADER_REGISTERS = 24
 
 #: Bytes of barriers, and of what the compiler keeps for its partitions.
-BARRIER_BYTES, SPARE_BYTES = 16, 64
+BARRIER_BYTES, SPARE_BYTES = 16, 192
 
 #: Bytes of a tail before sums: its barrier, aligned; and what aligning the tail may cost.
 TAIL_BARRIER, TAIL_ALIGNMENT = 256, 128
@@ -83,10 +83,18 @@ class StreamedMlpConfig:
 
     def slots(self, C: int, H: int, post_norm: bool) -> int:
         """Chunks that the ring holds: all, or as many as fit."""
-        beside = 2 * self.rows * C + self.vector_bytes(C, H, post_norm)
-        beside += self.tail_bytes(C) + SPARE_BYTES + BARRIER_BYTES * self.groups
-        room = MAX_SHARED_BYTES - beside
+        room = MAX_SHARED_BYTES - self._beside_ring(C, H, post_norm)
         return min(2 * self.steps(H), room // (2 * STEP * C + 2 * BARRIER_BYTES))
+
+    def _beside_ring(self, C: int, H: int, post_norm: bool) -> int:
+        rows = 2 * self.rows * C
+        barriers = SPARE_BYTES + BARRIER_BYTES * self.groups
+        return rows + self.vector_bytes(C, H, post_norm) + self.tail_bytes(C) + barriers
+
+    def shared_bytes(self, C: int, H: int, post_norm: bool) -> int:
+        """Shared memory of a program."""
+        ring = self.slots(C, H, post_norm) * (2 * STEP * C + 2 * BARRIER_BYTES)
+        return ring + self._beside_ring(C, H, post_norm)
 
 
 #: Time of a round of programs by tiles, us of an H200 for each channel count: what chooses between
@@ -163,6 +171,9 @@ def why_no_streamed_mlp(device: torch.device, dtype: torch.dtype) -> str | None:
     """Reason why a device cannot run the kernel, None where it can."""
     if dtype not in (torch.float16, torch.bfloat16):
         return f"streamed MLPs are half precision, not {dtype}"
-    return why_no_clusters(device.type, device_capability(device)) or why_no_gluon(
-        "fastswin.ops.streamed_mlp.kernel"
-    )
+    return why_no_clusters(device.type, device_capability(device)) or gluon_blocker()
+
+
+def gluon_blocker() -> str | None:
+    """Reason why the installed Triton lacks Gluon for this kernel, None where it has it."""
+    return why_no_gluon("fastswin.ops.streamed_mlp.kernel")

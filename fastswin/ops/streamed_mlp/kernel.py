@@ -249,12 +249,6 @@ def _multiply(
         arrive_with_rows_read()
     wait_for_previous(PDL)
     _ask_for_rows(x_desc, x_tiles, ready, row, GROUP, TILES)
-    y = ()
-    for tile in gl.static_range(TILES):
-        bias = from_row(fc2_bias, tile, STEP)
-        if P > 1:  # the group whose rows another program finishes adds none
-            bias = gl.where(program == GROUP, bias, 0.0)
-        y += (bias,)
     mbarrier.wait(ready, 0)
     if HELD or CHANGED:
         rows = _rows(x_tiles, offset_ptr, GROUP, TILES, HAS_OFFSET)
@@ -268,6 +262,12 @@ def _multiply(
             x += (_operand(rows[tile], dtype),)
         else:
             x += (x_tiles.index(GROUP * TILES + tile),)
+    y = ()
+    for tile in gl.static_range(TILES):
+        bias = from_row(fc2_bias, tile, STEP)
+        if P > 1:  # the group whose rows another program finishes adds none
+            bias = gl.where(program == GROUP, bias, 0.0)
+        y += (bias,)
     begun = _ready((from_row(fc1_bias, 0, STEP),) + y)  # noqa: RUF005
     h = _expand(begun[0], x, ring, full, 0, SLOTS)
     h = warpgroup_mma_wait(0, deps=(h,))

@@ -38,6 +38,7 @@ def test_default_choices_fit_the_card(capability):
     assert {k["name"] for k in kernels} == KERNELS[capability]
     assert [k for k in kernels if k["shared_bytes"] > SHARED_MEMORY_LIMIT[capability] * 1024] == []
     assert [k for k in kernels if k["spill_bytes"] > SPILL_BYTES[capability]] == []
+    assert [k for k in kernels if k["serialized"]] == []
     assert {k["dependent"] for k in kernels} == {True if capability == 90 else None}
 
 

@@ -20,7 +20,7 @@ def test_forms_fit_the_card():
     kernels = compiled()
     limit = SHARED_MEMORY_LIMIT[90] * 1024
     assert [k for k in kernels if k["shared_bytes"] + k["tail_bytes"] > limit] == []
-    assert [k for k in kernels if k["spill_bytes"]] == []
+    assert [k for k in kernels if k["spill_bytes"] or k["serialized"]] == []
     assert [k for k in kernels if k["most_registers"] < 232] == []
     # launched ahead, it both triggers and waits
     assert all(k["dependent"] is True for k in kernels)

@@ -21,3 +21,4 @@ def test_forms_fit_the_card():
     over = [k for k in kernels if k["shared_bytes"] > SHARED_MEMORY_LIMIT[90] * 1024]
     assert over == []
     assert [k for k in kernels if k["spill_bytes"] > SPILL_BYTES.get(k["form"], 0)] == []
+    assert [k for k in kernels if k["serialized"]] == []

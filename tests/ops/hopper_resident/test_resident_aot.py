@@ -15,9 +15,9 @@ from fastswin.testing.aot import SHARED_MEMORY_LIMIT
 
 SCRIPT = Path(__file__).with_name("compile_resident.py")
 
-#: Registers spilled per thread, in bytes, by form, channels and step. 64 hidden units beside 128
-#: channels are too much with Triton 3.8; with 3.6, of which the measured times are, they spill 40.
-SPILL_BYTES = {("mlp, norm first", 128, 64): 160}
+#: Registers spilled per thread, in bytes, by form and channels, with Triton 3.8; with 3.6, of which
+#: the measured times are, 40 and none.
+SPILL_BYTES = {("mlp, norm first", 128): 120, ("mlp, norm behind", 128): 20}
 
 
 def test_forms_fit_the_card():
@@ -31,11 +31,16 @@ def test_forms_fit_the_card():
     assert over == []
 
     def allowed(k):
-        return SPILL_BYTES.get((k["form"], k["C"], k["config"].get("block_h")), 0)
+        return SPILL_BYTES.get((k["form"], k["C"]), 0)
 
     assert [k for k in kernels if k["spill_bytes"] > allowed(k)] == []
     # the product is never launched ahead; the MLP both triggers and waits
     assert all(k["dependent"] is (None if k["form"] == "product" else True) for k in kernels)
+
+
+def test_products_do_not_wait_for_each_other():
+    (kernels,) = compile_each(SCRIPT, ((),))
+    assert [k for k in kernels if k["serialized"]] == []
 
 
 def test_shared_memory_is_what_the_configuration_says():

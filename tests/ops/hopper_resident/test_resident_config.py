@@ -19,6 +19,9 @@ from fastswin.tuning.space import candidates, operand_bytes, why_invalid
 CPU = torch.device("cpu")
 PRODUCT, MLP = ResidentProductConfig(), ResidentMlpConfig()
 
+#: Of 128 channels.
+WIDE_MLP = ResidentMlpConfig(32)
+
 #: Swin-T's first stage: rows at batch 32.
 ROWS = 100352
 
@@ -50,11 +53,11 @@ def test_what_a_product_needs(config, N, C, reason):
     ("config", "hidden", "C", "reason"),
     [
         (MLP, 384, 96, None),
-        (MLP, 512, 128, None),
-        (ResidentMlpConfig(32, 1), 32, 96, None),
+        (WIDE_MLP, 512, 128, None),
+        (MLP, 512, 128, "registers hold no 64 hidden units beside 128 channels"),
+        (ResidentMlpConfig(32), 32, 96, None),
         (ResidentMlpConfig(128), 384, 96, "block_h must be 32 or 64, got 128"),
         (ResidentMlpConfig(16), 384, 96, "block_h must be 32 or 64, got 16"),
-        (ResidentMlpConfig(64, 2), 384, 96, "overlap must be 0 or 1, got 2"),
         (MLP, 352, 96, "352 hidden channels are not a positive multiple of 64"),
         (MLP, 0, 96, "0 hidden channels are not a positive multiple of 64"),
         (MLP, 256, 64, "rows must have 96 or 128 channels, got 64"),
@@ -74,14 +77,14 @@ def test_shared_memory_by_hand():
     # both weights whole, rows and results of three groups
     assert MLP.shared_bytes(384, 96) == 2 * (2 * 384 * 96 + 3 * 64 * 2 * 96) == 221184
     # 256 of 512 hidden units at a time
-    assert MLP.shared_bytes(512, 128) == 2 * (2 * 256 * 128 + 3 * 64 * 2 * 128) == 229376
+    assert WIDE_MLP.shared_bytes(512, 128) == 2 * (2 * 256 * 128 + 3 * 64 * 2 * 128) == 229376
 
 
 @pytest.mark.parametrize(
     ("config", "hidden", "C", "stages"),
     [
-        (MLP, 384, 96, 6), (ResidentMlpConfig(32), 384, 96, 12), (MLP, 512, 128, 4),
-        (ResidentMlpConfig(32), 512, 128, 8), (MLP, 64, 128, 1), (MLP, 448, 96, 6),
+        (MLP, 384, 96, 6), (WIDE_MLP, 384, 96, 12), (WIDE_MLP, 512, 128, 8),
+        (WIDE_MLP, 64, 128, 2), (MLP, 448, 96, 6),
     ],
     ids=str,
 )  # fmt: skip
@@ -106,10 +109,10 @@ def test_rows_from_which_an_mlp_is_taken():
     assert resident.default_resident_mlp(resident.MLP_ROWS - 1, 384, 96, 132) is None
     assert resident.default_resident_mlp(ROWS, 384, 96, 132) == MLP
     assert resident.default_resident_mlp(ROWS, 768, 192, 132) is None
-    for hidden, C in ((384, 96), (512, 128)):
-        assert resident.default_resident_mlp(whole_round, hidden, C, 132) == MLP
+    for hidden, C, config in ((384, 96, MLP), (512, 128, WIDE_MLP)):
+        assert resident.default_resident_mlp(whole_round, hidden, C, 132) == config
         assert resident.default_resident_mlp(whole_round + 1, hidden, C, 132) is None
-        assert resident.default_resident_mlp(2 * whole_round, hidden, C, 132) == MLP
+        assert resident.default_resident_mlp(2 * whole_round, hidden, C, 132) == config
     # weights that come again for every round do not pay for a part of one
     assert resident.default_resident_mlp(resident.MLP_ROWS, 512, 128, 132) is None
 
@@ -183,7 +186,7 @@ def test_a_product_without_norm_or_with_gelu_is_refused():
 
 
 def test_tables_keep_both():
-    product, mlp = ResidentProductConfig(32, 3, 1), ResidentMlpConfig(32, 1)
+    product, mlp = ResidentProductConfig(32, 3, 1), ResidentMlpConfig(32)
     for op, config in (("layer_norm_linear", product), ("mlp", mlp)):
         stored = config_to_dict(config)
         assert all(isinstance(value, int) for value in stored.values())
@@ -219,7 +222,7 @@ def test_candidates_start_with_it_where_rows_are_many(dtype):
     assert candidates(product, H200)[0] == PRODUCT
     assert candidates(mlp, H200)[0] == MLP
     assert residents(product) == [PRODUCT, ResidentProductConfig(groups=3)]
-    assert residents(mlp) == [MLP, ResidentMlpConfig(32, overlap=1)]
+    assert residents(mlp) == [MLP, ResidentMlpConfig(32)]
     assert operand_bytes(product, PRODUCT) == PRODUCT.shared_bytes(288, 96)
     assert operand_bytes(mlp, MLP) == MLP.shared_bytes(384, 96)
     assert not any(residents(p) for p in problems(dtype, rows=784))

@@ -92,8 +92,7 @@ def run_mlp(config, grid, hidden, C, *, post_norm=False, offset=False, held=WHOL
     )  # fmt: skip
     constants = {
         "STEPS": steps, "STAGES": stages, "GROUPS": config.groups,
-        "REGISTERS": REGISTERS[config.groups], "OVERLAP": bool(config.overlap),
-        "POST_NORM": post_norm, "HAS_OFFSET": offset,
+        "REGISTERS": REGISTERS[config.groups], "POST_NORM": post_norm, "HAS_OFFSET": offset,
     }  # fmt: skip
     run_source(kernel, "_resident_mlp_kernel", programs, arguments, constants)
     h = rows if post_norm else F.layer_norm(rows, (C,), eps=EPS)
@@ -127,17 +126,15 @@ def test_product_forms(N, C, bias, offset):
 
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 @pytest.mark.parametrize("post_norm", [False, True], ids=["norm first", "norm behind"])
-@pytest.mark.parametrize("overlap", [0, 1], ids=["in turn", "overlap"])
 @pytest.mark.parametrize("held", [WHOLE, RING, PAIR])
-def test_mlp(held, overlap, post_norm, grid):
-    config = ResidentMlpConfig(32, overlap)
+def test_mlp(held, post_norm, grid):
+    config = ResidentMlpConfig(32)
     assert_same(run_mlp(config, grid, 160, 96, post_norm=post_norm, held=held))
 
 
 @pytest.mark.parametrize("offset", [False, True], ids=["", "offset"])
 @pytest.mark.parametrize("post_norm", [False, True], ids=["norm first", "norm behind"])
-@pytest.mark.parametrize("block_h", [32, 64])
-@pytest.mark.parametrize("C", [96, 128])
+@pytest.mark.parametrize(("C", "block_h"), [(96, 32), (96, 64), (128, 32)])
 def test_mlp_forms(C, block_h, post_norm, offset):
     config, grid = ResidentMlpConfig(block_h), GRIDS["an edge, groups without tiles"]
     assert_same(run_mlp(config, grid, 256, C, post_norm=post_norm, offset=offset))
@@ -148,16 +145,15 @@ def test_mlp_forms(C, block_h, post_norm, offset):
 @pytest.mark.parametrize("grid", GRIDS.values(), ids=GRIDS)
 def test_mlp_in_place(grid, post_norm, held):
     """Norm behind, rows are read a second time for the residual: before they are overwritten."""
-    config = ResidentMlpConfig(32, overlap=1)
+    config = ResidentMlpConfig(32)
     assert_same(
         run_mlp(config, grid, 128, 96, post_norm=post_norm, offset=True, held=held, in_place=True)
     )
 
 
 def test_one_hidden_step():
-    """Nothing follows the first step: neither overlap nor a ring has anything to do."""
-    for overlap in (0, 1):
-        assert_same(run_mlp(ResidentMlpConfig(64, overlap), (200, 2), 64, 96))
+    """Nothing follows the first step: a ring has nothing to do."""
+    assert_same(run_mlp(ResidentMlpConfig(64), (200, 2), 64, 96))
 
 
 def test_large_offsets_do_not_cancel():

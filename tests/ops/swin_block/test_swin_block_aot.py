@@ -26,6 +26,7 @@ def test_forms_fit_the_card():
     limit = SHARED_MEMORY_LIMIT[90] * 1024
     assert [k for k in kernels if k["shared_bytes"] + k["tail_bytes"] > limit] == []
     assert [k for k in kernels if k["spill_bytes"] > SPILL_BYTES] == []
+    assert [k for k in kernels if k["serialized"]] == []
     # launched ahead, it both triggers and waits
     assert all(k["dependent"] is True for k in kernels)
 
