@@ -86,33 +86,32 @@ class StreamedMlpConfig:
         room = MAX_SHARED_BYTES - self._beside_ring(C, H, post_norm)
         return min(2 * self.steps(H), room // (2 * STEP * C + 2 * BARRIER_BYTES))
 
-    def _beside_ring(self, C: int, H: int, post_norm: bool) -> int:
-        rows = 2 * self.rows * C
-        barriers = SPARE_BYTES + BARRIER_BYTES * self.groups
-        return rows + self.vector_bytes(C, H, post_norm) + self.tail_bytes(C) + barriers
-
     def shared_bytes(self, C: int, H: int, post_norm: bool) -> int:
         """Shared memory of a program."""
         ring = self.slots(C, H, post_norm) * (2 * STEP * C + 2 * BARRIER_BYTES)
         return ring + self._beside_ring(C, H, post_norm)
 
+    def _beside_ring(self, C: int, H: int, post_norm: bool) -> int:
+        rows = 2 * self.rows * C
+        barriers = SPARE_BYTES + BARRIER_BYTES * self.groups
+        return rows + self.vector_bytes(C, H, post_norm) + self.tail_bytes(C) + barriers
+
 
 #: Time of a round of programs by tiles, us of an H200 for each channel count: what chooses between
-#: them, within 5 % of eight sizes of 192 channels (docs/performance.md).
+#: them, within 6 % of six sizes of 192 channels (docs/performance.md).
 ROUND_US: dict[int, dict[StreamedMlpConfig, float]] = {
     128: {
-        StreamedMlpConfig(3): 15.3,
-        StreamedMlpConfig(2): 11.6,
-        StreamedMlpConfig(2, 2): 9.2,
+        StreamedMlpConfig(3): 16.2,
+        StreamedMlpConfig(2): 11.9,
+        StreamedMlpConfig(2, 2): 9.5,
     },
     192: {
-        StreamedMlpConfig(3): 26.5,
-        StreamedMlpConfig(2): 19.5,
-        StreamedMlpConfig(2, 2): 13.1,
+        StreamedMlpConfig(3): 28.0,
+        StreamedMlpConfig(2): 20.7,
+        StreamedMlpConfig(2, 2): 14.0,
     },
-    256: {StreamedMlpConfig(2): 30.0},
+    256: {StreamedMlpConfig(2): 30.5},
 }
-
 
 #: Share of the multiprocessors that rounds of programs keep at work at least: at 0.74 Swin-B at 32
 #: gains 2 % by 256 channels, at 0.37 Swin-B at 8 loses 2.7.
