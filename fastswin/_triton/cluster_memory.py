@@ -38,6 +38,19 @@ def cluster_arrive():
 
 
 @gluon.jit
+def cluster_arrive_relaxed():
+    """:func:`cluster_arrive` of a thread that has read, or made barriers, and stored nothing else.
+
+    Relaxed, without the fence that waits for all of a thread's stores: making a barrier has a fence
+    of its own, and what has been read is in registers.
+    """
+    gl.inline_asm_elementwise(
+        "barrier.cluster.arrive.relaxed.aligned; mov.u32 $0, 0;", "=r,~{memory}", [],
+        dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def cluster_wait():
     """Until all threads of the cluster have arrived."""
     gl.inline_asm_elementwise(

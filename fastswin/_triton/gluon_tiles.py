@@ -1,9 +1,10 @@
-"""Tiles of Hopper kernels in Gluon: buffers of shared memory, a product's layout in registers."""
+"""Tiles of Hopper kernels in Gluon: shared memory, barriers, a product's layout in registers."""
 
 from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier
 
 
 @gluon.constexpr_function
@@ -17,3 +18,12 @@ def buffers(desc, COUNT: gl.constexpr):
     """Shared memory for ``COUNT`` tiles of a descriptor."""
     shape: gl.constexpr = [COUNT] + desc.block_type.shape  # noqa: RUF005
     return gl.allocate_shared_memory(desc.dtype, shape, desc.layout)
+
+
+@gluon.jit
+def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
+    """Barriers in shared memory, of so many arrivals each."""
+    made = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
+    for i in gl.static_range(COUNT):
+        mbarrier.init(made.index(i), count=ARRIVALS)
+    return made

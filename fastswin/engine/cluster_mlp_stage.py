@@ -12,7 +12,7 @@ from collections.abc import Mapping
 
 from fastswin._triton.available import why_no_gluon
 from fastswin.engine.hopper_attention import our_proj
-from fastswin.engine.small_batch import LayerTiles
+from fastswin.engine.stage_shape import Choice, StageShape
 from fastswin.ops.cluster_mlp.config import config_blocker, default_cluster_mlp_config
 
 Pair = tuple[int, int]
@@ -24,42 +24,33 @@ ClusterMlps = Mapping[tuple[int, int], Pair]
 CLUSTER_MLPS: ClusterMlps = {(1, 384): (640, 1664)}
 
 
-def choose_cluster_mlp(
-    table: ClusterMlps,
-    choice: dict[str, str],
-    reasons: dict[str, str],
-    launch: dict[str, LayerTiles],
-    *,
-    version: int,
-    M: int,
-    C: int,
-    hidden: int,
-) -> bool:
+def choose_cluster_mlp(table: ClusterMlps, shape: StageShape, chosen: Choice) -> bool:
     """Change one stage's words and tiles where the table and the kernel take its MLP half.
 
     Args:
         table: fewest and most rows by version and channels.
-        choice, reasons, launch: the stage's, changed in place.
-        version: of Swin.
-        M: rows of the stage, ``C`` channels, ``hidden`` of the MLP.
+        shape: the stage's.
+        chosen: what has been chosen of it, changed in place.
 
     Returns:
         Whether the MLP half is such a kernel.
     """
-    fewest, most = table.get((version, C), (1, 0))
-    if not fewest <= M <= most or choice["mlp"] in ("inside", "fused"):
+    M, C = shape.M, shape.C
+    fewest, most = table.get(shape.key, (1, 0))
+    if not fewest <= M <= most or chosen.words["mlp"] in ("inside", "fused"):
         return False
     tiles = default_cluster_mlp_config(M, C)
     if tiles is None:
-        reasons["cluster_mlp"] = f"no tiles for {M} rows of {C} channels"
+        chosen.reasons["cluster_mlp"] = f"no tiles for {M} rows of {C} channels"
         return False
-    blocker = config_blocker(tiles, M, C, hidden) or why_no_gluon("fastswin.ops.cluster_mlp.kernel")
-    if blocker:
-        reasons["cluster_mlp"] = blocker
+    blocker = config_blocker(tiles, M, C, shape.hidden)
+    if blocker := blocker or why_no_gluon("fastswin.ops.cluster_mlp.kernel"):
+        chosen.reasons["cluster_mlp"] = blocker
         return False
     for layer in ("fc1", "fc2"):
-        launch.pop(layer, None)
-    launch["mlp"], choice["mlp"] = tiles, "fused"
-    reasons["mlp"] = f"{M} rows: hidden units stay in the registers of a cluster's programs"
-    our_proj(choice, reasons, launch, M, C)
+        chosen.launch.pop(layer, None)
+    chosen.launch["mlp"], chosen.words["mlp"] = tiles, "fused"
+    why = f"{M} rows: hidden units stay in the registers of a cluster's programs"
+    chosen.reasons["mlp"] = why
+    our_proj(shape, chosen)
     return True

@@ -17,6 +17,7 @@ from collections.abc import Mapping
 
 from fastswin.engine.small_batch import LayerTiles
 from fastswin.engine.stage_plan import StagePlan
+from fastswin.engine.stage_shape import Choice, StageShape
 from fastswin.ops.attention_half.hopper_config import (
     HopperHeadsConfig,
     HopperWholeConfig,
@@ -69,51 +70,39 @@ MERGED = 6400
 
 
 def choose_clusters(
-    table: ClusterStages,
-    choice: dict[str, str],
-    reasons: dict[str, str],
-    launch: dict[str, LayerTiles],
-    *,
-    version: int,
-    M: int,
-    C: int,
-    hidden: int,
-    num_heads: int,
-    window_size: Pair,
-    map_size: Pair,
+    table: ClusterStages, shape: StageShape, chosen: Choice
 ) -> tuple[str, ...] | None:
     """Change one stage's words and tiles where the table and the kernel take its products.
 
     Args:
         table: most rows by version and channels.
-        choice, reasons, launch: the stage's, changed in place.
-        version: of Swin.
-        M: rows of the stage, ``C`` channels, ``hidden`` of the MLP.
-        num_heads: of the stage.
-        window_size, map_size: in tokens.
+        shape: the stage's.
+        chosen: what has been chosen of it, changed in place.
 
     Returns:
         Layers whose product has V2's norm behind it in its kernel; None where nothing changed.
     """
-    apart = choice["attention"] == "triton" or (
-        choice["attention"] == "fused" and choice["proj"] != "inside"
+    words, reasons, M, C = chosen.words, chosen.reasons, shape.M, shape.C
+    apart = words["attention"] == "triton" or (
+        words["attention"] == "fused" and words["proj"] != "inside"
     )
-    if M > table.get((version, C), 0) or not apart:
+    if M > table.get(shape.key, 0) or not apart:
         return None
     if blocker := gluon_blocker():
         reasons["clusters"] = blocker
         return None
-    windows = M // (window_size[0] * window_size[1])
-    hopper = hopper_heads_blocker(C, num_heads, window_size, map_size)
-    few = windows <= HOPPER_HEADS.get((version, C), 0)
-    by_heads = few and hopper is None and choice["attention"] == "triton"
-    sizes = {"qkv": (3 * C, C), "proj": (C, C), "fc1": (hidden, C), "fc2": (C, hidden)}
-    if by_heads or choice["qkv"] == "inside":
+    hopper = hopper_heads_blocker(C, shape.num_heads, shape.window_size, shape.map_size)
+    few = shape.windows <= HOPPER_HEADS.get(shape.key, 0)
+    by_heads = few and hopper is None and words["attention"] == "triton"
+    sizes = {
+        "qkv": (3 * C, C), "proj": (C, C), "fc1": (shape.hidden, C), "fc2": (C, shape.hidden),
+    }  # fmt: skip
+    if by_heads or words["qkv"] == "inside":
         del sizes["qkv"]
     tiles: dict[str, LayerTiles] = {}
     normed = []
     for layer, (N, K) in sizes.items():
-        if version == 2 and layer in ("proj", "fc2"):
+        if shape.version == 2 and layer in ("proj", "fc2"):
             whole_rows = default_post_norm_config(M, N, K)
             if whole_rows is not None:
                 tiles[layer] = whole_rows
@@ -125,20 +114,20 @@ def choose_clusters(
             return None
         tiles[layer] = found
     for layer in ("qkv", "proj", "fc1", "fc2", "mlp"):
-        launch.pop(layer, None)
-    launch |= tiles
+        chosen.launch.pop(layer, None)
+    chosen.launch |= tiles
     if by_heads:
-        choice |= {"qkv": "inside", "attention": "fused"}
-        why = f"{windows} windows: one kernel per window and head"
+        words |= {"qkv": "inside", "attention": "fused"}
+        why = f"{shape.windows} windows: one kernel per window and head"
         reasons |= {"qkv": why, "attention": why}
-    if choice["attention"] == "fused":
+    if words["attention"] == "fused":
         if hopper is None:
-            launch["attention"] = HopperHeadsConfig()
+            chosen.launch["attention"] = HopperHeadsConfig()
         else:
             reasons["attention"] += f"; not Hopper's: {hopper}"
     for layer, word in (("qkv", "clusters"), ("proj", "fused"), ("mlp", "clusters")):
-        if choice[layer] != "inside":
-            choice[layer] = word
+        if words[layer] != "inside":
+            words[layer] = word
             reasons[layer] = f"{M} rows: weights wait in shared memory, K cut in clusters"
     return tuple(normed)
 

@@ -11,9 +11,10 @@ fp16 (docs/performance.md); bf16 moves the same bytes through the same instructi
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Mapping
-from typing import Any
 
+from fastswin.engine.stage_shape import Choice, StageShape
 from fastswin.ops.attention_half.config import (
     AttentionHalfConfig,
     HeadsConfig,
@@ -83,43 +84,30 @@ FUSED_ATTENTION: FusedAttention = {
 }
 
 
-def choose_fused_attention(
-    table: FusedAttention,
-    choice: dict[str, str],
-    reasons: dict[str, str],
-    launch: dict[str, Any],
-    *,
-    version: int,
-    C: int,
-    num_heads: int,
-    tokens: int,
-    windows: int,
-    map_tokens: int,
-) -> None:
+def choose_fused_attention(table: FusedAttention, shape: StageShape, chosen: Choice) -> None:
     """Change one stage's words and tiles where the table has a form for it.
 
     Args:
         table: forms by channels, windows and their tokens.
-        choice, reasons, launch: the stage's, changed in place.
-        version: of Swin.
-        C, num_heads: channels and heads.
-        tokens: of one window, ``windows`` of the batch, ``map_tokens`` of one image.
+        shape: the stage's.
+        chosen: what has been chosen of it, changed in place.
     """
-    ranges = table.get((version, C), ())
-    fitting = (r for r in ranges if r.tokens in (None, tokens))
+    windows, tokens, C = shape.windows, shape.tokens, shape.C
+    fitting = (r for r in table.get(shape.key, ()) if r.tokens in (None, tokens))
     found = next((r for r in fitting if r.fewest <= windows <= r.most), None)
-    if found is None or choice["attention"] != "triton":
+    if found is None or chosen.words["attention"] != "triton":
         return
     whole = found.form == "window"
-    blocker = attention_half_blocker(C, num_heads, tokens, whole, map_tokens * C, found.config)
+    values = math.prod(shape.map_size) * C
+    blocker = attention_half_blocker(C, shape.num_heads, tokens, whole, values, found.config)
     if blocker is not None:
-        reasons["fused attention"] = blocker
+        chosen.reasons["fused attention"] = blocker
         return
     inside = ("qkv", "attention", "proj") if whole else ("qkv", "attention")
     why = f"{windows} windows: one kernel per window" + ("" if whole else " and head")
     for layer in inside:
-        choice[layer], reasons[layer] = "inside", why
-        launch.pop(layer, None)
-    choice["attention"] = "fused"
+        chosen.words[layer], chosen.reasons[layer] = "inside", why
+        chosen.launch.pop(layer, None)
+    chosen.words["attention"] = "fused"
     if found.config is not None:
-        launch["attention"] = found.config
+        chosen.launch["attention"] = found.config

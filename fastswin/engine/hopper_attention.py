@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fastswin.engine.small_batch import LayerTiles
+from fastswin.engine.stage_shape import Choice, StageShape
 from fastswin.ops.attention_half.hopper_config import (
     HopperWindowsConfig,
     default_hopper_whole_config,
@@ -47,106 +47,75 @@ HOPPER_WHOLE: HopperWhole = {
 }
 
 
-def choose_whole(
-    table: HopperWhole,
-    choice: dict[str, str],
-    reasons: dict[str, str],
-    launch: dict[str, LayerTiles],
-    *,
-    version: int,
-    C: int,
-    num_heads: int,
-    window_size: Pair,
-    map_size: Pair,
-    windows: int,
-    multiprocessors: int,
-) -> bool:
+def choose_whole(table: HopperWhole, shape: StageShape, chosen: Choice) -> bool:
     """Change one stage's attention where a table and the kernel take its whole half.
 
     Args:
         table: windows by version and channels.
-        choice, reasons, launch: the stage's, changed in place.
-        version: of Swin.
-        C, num_heads: channels and heads.
-        window_size, map_size: in tokens.
-        windows: of the batch.
-        multiprocessors: of the GPU.
+        shape: the stage's.
+        chosen: what has been chosen of it, changed in place.
 
     Returns:
         Whether attention is such a kernel.
     """
-    fewest, most = table.get((version, C), (1, 0))
-    if not fewest <= windows <= most or not _takes_other_attention(choice):
+    windows = shape.windows
+    fewest, most = table.get(shape.key, (1, 0))
+    if not fewest <= windows <= most or not _takes_other_attention(chosen.words):
         return False
-    tiles = default_hopper_whole_config(C, windows, multiprocessors)
-    if blocker := hopper_whole_blocker(C, num_heads, window_size, map_size, tiles):
-        reasons["whole"] = blocker
+    tiles = default_hopper_whole_config(shape.C, windows, shape.multiprocessors)
+    if blocker := hopper_whole_blocker(
+        shape.C, shape.num_heads, shape.window_size, shape.map_size, tiles
+    ):
+        chosen.reasons["whole"] = blocker
         return False
     for layer in ("qkv", "proj"):
-        launch.pop(layer, None)
-    launch["attention"] = tiles
-    choice |= {"qkv": "inside", "attention": "fused", "proj": "inside"}
+        chosen.launch.pop(layer, None)
+    chosen.launch["attention"] = tiles
+    chosen.words |= {"qkv": "inside", "attention": "fused", "proj": "inside"}
     why = f"{windows} windows: a program walks over {tiles.windows}, its weights in place"
-    reasons |= {"qkv": why, "attention": why, "proj": why}
+    chosen.reasons |= {"qkv": why, "attention": why, "proj": why}
     return True
 
 
-def choose_windows(
-    table: HopperWindows,
-    choice: dict[str, str],
-    reasons: dict[str, str],
-    launch: dict[str, LayerTiles],
-    *,
-    version: int,
-    M: int,
-    C: int,
-    num_heads: int,
-    window_size: Pair,
-    map_size: Pair,
-    multiprocessors: int,
-) -> bool:
+def choose_windows(table: HopperWindows, shape: StageShape, chosen: Choice) -> bool:
     """Change one stage's attention where a table and the kernel take it by heads over windows.
 
     Args:
-        table: windows and tiles by version and channels.
-        choice, reasons, launch: the stage's, changed in place.
-        version: of Swin.
-        M: rows of the stage, ``C`` channels.
-        num_heads: of the stage.
-        window_size, map_size: in tokens.
-        multiprocessors: of the GPU.
+        table: windows by version and channels, and tiles.
+        shape: the stage's.
+        chosen: what has been chosen of it, changed in place.
 
     Returns:
         Whether attention is such a kernel.
     """
-    windows = M // (window_size[0] * window_size[1])
-    fewest, most, tiles = table.get((version, C), (1, 0, None))
-    if not fewest <= windows <= most or not _takes_other_attention(choice):
+    windows = shape.windows
+    fewest, most, tiles = table.get(shape.key, (1, 0, None))
+    if not fewest <= windows <= most or not _takes_other_attention(chosen.words):
         return False
-    tiles = tiles or default_hopper_windows_config(C, windows, multiprocessors)
-    if blocker := hopper_windows_blocker(C, num_heads, window_size, map_size, tiles):
-        reasons["windows"] = blocker
+    tiles = tiles or default_hopper_windows_config(shape.C, windows, shape.multiprocessors)
+    if blocker := hopper_windows_blocker(
+        shape.C, shape.num_heads, shape.window_size, shape.map_size, tiles
+    ):
+        chosen.reasons["windows"] = blocker
         return False
-    launch.pop("qkv", None)
-    launch["attention"] = tiles
-    choice |= {"qkv": "inside", "attention": "fused"}
+    chosen.launch.pop("qkv", None)
+    chosen.launch["attention"] = tiles
+    chosen.words |= {"qkv": "inside", "attention": "fused"}
     why = f"{windows} windows: a program takes one head of {tiles.windows}"
-    reasons |= {"qkv": why, "attention": why}
-    our_proj(choice, reasons, launch, M, C)
+    chosen.reasons |= {"qkv": why, "attention": why}
+    our_proj(shape, chosen)
     return True
 
 
-def _takes_other_attention(choice: dict[str, str]) -> bool:
+def _takes_other_attention(words: dict[str, str]) -> bool:
     """Whether no bias comes from the MLP, and attention is apart or other cards' whole half."""
-    apart = choice["attention"] == "triton" or choice["proj"] == "inside"
-    return choice["mlp"] == "fused" and apart
+    apart = words["attention"] == "triton" or words["proj"] == "inside"
+    return words["mlp"] == "fused" and apart
 
 
-def our_proj(
-    choice: dict[str, str], reasons: dict[str, str], launch: dict[str, LayerTiles], M: int, C: int
-) -> None:
+def our_proj(shape: StageShape, chosen: Choice) -> None:
     """proj by the product in clusters, where it is the library's or in attention's kernel."""
-    tiles = default_cluster_linear_config(M, C, C)
-    if choice["proj"] in ("library", "inside") and tiles is not None:
-        choice["proj"], launch["proj"] = "fused", tiles
-        reasons["proj"] = "between kernels that are launched ahead"
+    tiles = default_cluster_linear_config(shape.M, shape.C, shape.C)
+    if chosen.words["proj"] in ("library", "inside") and tiles is not None:
+        chosen.words["proj"], chosen.launch["proj"] = "fused", tiles
+        chosen.reasons["proj"] = "between kernels that are launched ahead"

@@ -20,8 +20,9 @@ from fastswin.engine.form_tables import FormTables
 from fastswin.engine.fused_attention import choose_fused_attention
 from fastswin.engine.hopper_attention import choose_whole, choose_windows
 from fastswin.engine.precision import Precision
-from fastswin.engine.small_batch import LayerTiles, second_norm, small_stage
+from fastswin.engine.small_batch import second_norm, small_stage
 from fastswin.engine.stage_plan import StagePlan
+from fastswin.engine.stage_shape import Choice, StageShape
 from fastswin.engine.streamed_mlp_stage import choose_streamed_mlp
 from fastswin.engine.tf32 import (
     TF32_PRODUCTS,
@@ -68,20 +69,6 @@ class Planned:
     small_forms: bool
     norms_ahead: bool
     forms: FormTables
-
-
-@dataclasses.dataclass
-class Choice:
-    """What has been chosen of a stage so far: words, reasons and tiles by layer."""
-
-    words: dict[str, str]
-    reasons: dict[str, str]
-    launch: dict[str, LayerTiles] = dataclasses.field(default_factory=dict)
-    few_rows: bool = False
-    split: bool = False
-    split_attention: bool = False
-    ahead: bool = False
-    post_norm: tuple[str, ...] | None = None
 
 
 def plan_stage(plan: Planned, stage: int) -> StagePlan:
@@ -182,39 +169,20 @@ def _full_precision(plan: Planned, stage: int, M: int, chosen: Choice) -> None:
 
 def _special_forms(plan: Planned, stage: int, M: int, chosen: Choice) -> None:
     """Whole blocks, attention halves, products and MLP halves, where tables say so."""
-    config, C = plan.config, plan.config.dim(stage)
+    config, forms = plan.config, plan.forms
     map_size, window = config.map_size(stage, plan.image_size), config.stage_window(stage)
-    windows = plan.batch * math.prod(num_windows(map_size, window))
-    heads, hidden = config.num_heads[stage], config.hidden_dim(stage)
-    changed = chosen.words, chosen.reasons, chosen.launch
-    choose_whole_block(
-        plan.forms.whole_blocks, *changed, version=config.version, C=C, num_heads=heads,
-        hidden=hidden, window_size=window, map_size=map_size, windows=windows,
+    shape = StageShape(
+        config.version, M, config.dim(stage), config.num_heads[stage], config.hidden_dim(stage),
+        window, map_size, plan.batch * math.prod(num_windows(map_size, window)),
+        multiprocessor_count(plan.device),
     )  # fmt: skip
-    choose_fused_attention(
-        plan.forms.fused_attention, *changed, version=config.version, C=C, num_heads=heads,
-        tokens=math.prod(window), windows=windows, map_tokens=math.prod(map_size),
-    )  # fmt: skip
-    chosen.post_norm = choose_clusters(
-        plan.forms.cluster_stages, *changed, version=config.version, M=M, C=C, hidden=hidden,
-        num_heads=heads, window_size=window, map_size=map_size,
-    )  # fmt: skip
-    in_clusters = choose_cluster_mlp(
-        plan.forms.cluster_mlps, *changed, version=config.version, M=M, C=C, hidden=hidden
-    )
-    choose_streamed_mlp(
-        plan.forms.streamed_mlps, *changed, version=config.version, M=M, C=C, hidden=hidden,
-        multiprocessors=multiprocessor_count(plan.device),
-    )  # fmt: skip
-    by_windows = choose_windows(
-        plan.forms.hopper_windows, *changed, version=config.version, M=M, C=C, num_heads=heads,
-        window_size=window, map_size=map_size, multiprocessors=multiprocessor_count(plan.device),
-    )  # fmt: skip
-    whole = choose_whole(
-        plan.forms.hopper_whole, *changed, version=config.version, C=C, num_heads=heads,
-        window_size=window, map_size=map_size, windows=windows,
-        multiprocessors=multiprocessor_count(plan.device),
-    )  # fmt: skip
+    choose_whole_block(forms.whole_blocks, shape, chosen)
+    choose_fused_attention(forms.fused_attention, shape, chosen)
+    chosen.post_norm = choose_clusters(forms.cluster_stages, shape, chosen)
+    in_clusters = choose_cluster_mlp(forms.cluster_mlps, shape, chosen)
+    choose_streamed_mlp(forms.streamed_mlps, shape, chosen)
+    by_windows = choose_windows(forms.hopper_windows, shape, chosen)
+    whole = choose_whole(forms.hopper_whole, shape, chosen)
     chosen.few_rows |= in_clusters or by_windows or whole or chosen.post_norm is not None
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from fastswin.engine.small_batch import LayerTiles
+from fastswin.engine.stage_shape import Choice, StageShape
 from fastswin.ops.streamed_mlp.config import default_streamed_mlp_config, gluon_blocker
 
 Pair = tuple[int, int]
@@ -29,43 +29,32 @@ STREAMED_MLPS: StreamedMlps = {
 }
 
 
-def choose_streamed_mlp(
-    table: StreamedMlps,
-    choice: dict[str, str],
-    reasons: dict[str, str],
-    launch: dict[str, LayerTiles],
-    *,
-    version: int,
-    M: int,
-    C: int,
-    hidden: int,
-    multiprocessors: int,
-) -> bool:
+def choose_streamed_mlp(table: StreamedMlps, shape: StageShape, chosen: Choice) -> bool:
     """Change one stage's words and tiles where the table and the kernel take its MLP half.
 
     Args:
         table: fewest and most rows by version and channels.
-        choice, reasons, launch: the stage's, changed in place.
-        version: of Swin.
-        M: rows of the stage, ``C`` channels, ``hidden`` of the MLP.
-        multiprocessors: of the GPU.
+        shape: the stage's.
+        chosen: what has been chosen of it, changed in place.
 
     Returns:
         Whether the MLP half is such a kernel.
     """
-    fewest, most = table.get((version, C), (1, 0))
-    if not fewest <= M <= most or choice["mlp"] in ("inside", "clusters"):
+    M = shape.M
+    fewest, most = table.get(shape.key, (1, 0))
+    if not fewest <= M <= most or chosen.words["mlp"] in ("inside", "clusters"):
         return False
-    tiles = default_streamed_mlp_config(M, hidden, C, multiprocessors)
+    tiles = default_streamed_mlp_config(M, shape.hidden, shape.C, shape.multiprocessors)
     if tiles is None:
-        reasons["streamed_mlp"] = f"programs of {M} rows would leave too much of the card idle"
+        why = f"programs of {M} rows would leave too much of the card idle"
+        chosen.reasons["streamed_mlp"] = why
         return False
     if blocker := gluon_blocker():
-        reasons["streamed_mlp"] = blocker
+        chosen.reasons["streamed_mlp"] = blocker
         return False
     for layer in ("fc1", "fc2"):
-        launch.pop(layer, None)
-    launch["mlp"], choice["mlp"] = tiles, "fused"
+        chosen.launch.pop(layer, None)
+    chosen.launch["mlp"], chosen.words["mlp"] = tiles, "fused"
     together = "" if tiles.programs == 1 else ", two programs share hidden units"
-    reasons["mlp"] = f"{M} rows: {tiles.rows} stay while weights stream past{together}"
+    chosen.reasons["mlp"] = f"{M} rows: {tiles.rows} stay while weights stream past{together}"
     return True

@@ -7,8 +7,8 @@ on compute capability 9.0, in half precision, as whole models on an H200 chose: 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
+from fastswin.engine.stage_shape import Choice, StageShape
 from fastswin.ops.swin_block.config import swin_block_blocker
 
 #: By (version of Swin, channels of the stage): most windows of a batch.
@@ -22,38 +22,24 @@ _INSIDE = ("qkv", "attention", "proj", "mlp")
 _APART = (*_INSIDE, "fc1", "fc2")
 
 
-def choose_whole_block(
-    table: WholeBlocks,
-    choice: dict[str, str],
-    reasons: dict[str, str],
-    launch: dict[str, Any],
-    *,
-    version: int,
-    C: int,
-    num_heads: int,
-    hidden: int,
-    window_size: tuple[int, int],
-    map_size: tuple[int, int],
-    windows: int,
-) -> None:
+def choose_whole_block(table: WholeBlocks, shape: StageShape, chosen: Choice) -> None:
     """Change one stage's words where the table and the kernel take its blocks.
 
     Args:
         table: most windows by version and channels.
-        choice, reasons, launch: the stage's, changed in place.
-        version: of Swin.
-        C, num_heads, hidden: channels, heads and units of the MLP.
-        window_size, map_size: in tokens.
-        windows: of the batch.
+        shape: the stage's.
+        chosen: what has been chosen of it, changed in place.
     """
-    if windows > table.get((version, C), 0) or choice["attention"] != "triton":
+    if shape.windows > table.get(shape.key, 0) or chosen.words["attention"] != "triton":
         return
-    if blocker := swin_block_blocker(C, num_heads, hidden, window_size, map_size):
-        reasons["block"] = blocker
+    if blocker := swin_block_blocker(
+        shape.C, shape.num_heads, shape.hidden, shape.window_size, shape.map_size
+    ):
+        chosen.reasons["block"] = blocker
         return
+    why = f"{shape.windows} windows: a cluster of {shape.num_heads} programs a window"
     for layer in _INSIDE:
-        choice[layer] = "inside"
-        reasons[layer] = f"{windows} windows: a cluster of {num_heads} programs a window"
+        chosen.words[layer], chosen.reasons[layer] = "inside", why
     for layer in _APART:
-        launch.pop(layer, None)
-    choice["attention"] = "block"
+        chosen.launch.pop(layer, None)
+    chosen.words["attention"] = "block"

@@ -231,19 +231,6 @@ def receive_rows(address, dtype: gl.constexpr, BLOCK_M: gl.constexpr, P: gl.cons
 
 
 @gluon.jit
-def arrive_with_rows_read():
-    """The cluster's programs may send: this thread has read what lies there, barriers are made.
-
-    Relaxed, without the fence of ``cluster_arrive`` that waits for all of a thread's stores: making
-    a barrier has a fence of its own, and what has been read is in registers.
-    """
-    gl.inline_asm_elementwise(
-        "barrier.cluster.arrive.relaxed.aligned; mov.u32 $0, 0;", "=r,~{memory}", [],
-        dtype=gl.int32, is_pure=False, pack=1,
-    )  # fmt: skip
-
-
-@gluon.jit
 def computed_here(values):
     """16-bit values as they are, which the compiler must not compute later than here.
 

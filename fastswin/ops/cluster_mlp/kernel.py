@@ -57,13 +57,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fastswin._triton.cluster_memory import (
     arrive_by_warp,
+    cluster_arrive_relaxed,
     cluster_wait,
     expect_bytes,
     expect_bytes_of_each,
     fetch_bytes,
     make_barriers,
     receive_statistics,
-    spread_statistics,
     tail_address,
     wait_arrivals,
     wait_bytes,
@@ -73,21 +73,26 @@ from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
 from fastswin.ops.cluster_mlp import config
 from fastswin.ops.cluster_mlp.exchange import (
-    arrive_with_rows_read,
     computed_here,
-    lanes_of_row,
     operand,
-    receive_rows,
     rows_layout,
     send_rows,
     stage_rows,
     take_offset,
     take_rows,
-    whole_rows,
+)
+from fastswin.ops.cluster_mlp.rows import (
+    PART,
+    added_sums,
+    finish_part,
+    load_beside,
+    load_own_rows,
+    row_statistics,
+    send_own_statistics,
+    store_part,
 )
 
-#: Columns that a product's sums are sent by, and steps of channels and hidden units.
-PART = gl.constexpr(128)
+#: Steps of channels and hidden units.
 STEP = gl.constexpr(64)
 
 #: Bytes of barriers at the beginning of the tail (config.py). By number: sums of each 128 columns,
@@ -117,14 +122,14 @@ def _ask_for_tiles(desc, ring, ready, empty, first, TILES: gl.constexpr, TWO_PHA
     SLOTS: gl.constexpr = ring.shape[0]
     # the first phase stands behind some more tiles, which need not wait for other programs
     BEHIND: gl.constexpr = SLOTS + 2 if SLOTS + 2 < TILES else TILES - 1
-    arrive_with_rows_read()
+    cluster_arrive_relaxed()
     for tile in gl.static_range(TILES):
         if tile >= SLOTS:
             wait_arrivals(empty + 8 * (tile % SLOTS), (tile // SLOTS + 1) % 2)
         _load_tile(desc, ring, ready, first, tile)
         if TWO_PHASES and tile == BEHIND:
             cluster_wait()
-            arrive_with_rows_read()
+            cluster_arrive_relaxed()
     cluster_wait()
 
 
@@ -152,50 +157,6 @@ def _rows(
     if OFFSET:
         x += take_offset(places + 2 * BLOCK_M * C, dtype, COLUMN, BLOCK_M)
     return x
-
-
-@gluon.jit
-def _own_rows(
-    x_ptr, offset_ptr, first, M, C: gl.constexpr, P: gl.constexpr, BLOCK_M: gl.constexpr,
-    OFFSET: gl.constexpr,
-):  # fmt: skip
-    """The rows whose statistics are a program's, 128 columns at a time, and what is added."""
-    layout: gl.constexpr = whole_rows(BLOCK_M, P)
-    row = first + gl.arange(0, BLOCK_M // P, gl.SliceLayout(1, layout))
-    col = gl.arange(0, PART, gl.SliceLayout(0, layout))
-    at = row[:, None] * C + col[None, :]
-    rows = ()
-    for part in gl.static_range(C // PART):
-        x = gl.load(x_ptr + part * PART + at, mask=(row < M)[:, None], other=0.0)
-        if OFFSET:
-            x += gl.load(offset_ptr + part * PART + col)[None, :]
-        rows = rows + (x,)  # noqa: RUF005
-    return rows
-
-
-@gluon.jit
-def _statistics(rows, eps, C: gl.constexpr):
-    """Mean and 1 / deviation of rows that are held 128 columns at a time."""
-    total = rows[0].to(gl.float32)
-    for part in gl.static_range(1, C // PART):
-        total += rows[part].to(gl.float32)
-    mean = gl.sum(total, 1) / C
-    square = gl.zeros_like(total)
-    for part in gl.static_range(C // PART):
-        apart = rows[part].to(gl.float32) - mean[:, None]
-        square += apart * apart
-    return mean, gl.rsqrt(gl.sum(square, 1) / C + eps)
-
-
-@gluon.jit
-def _send_own_statistics(
-    mean, rstd, places, barrier, program, P: gl.constexpr, BLOCK_M: gl.constexpr
-):
-    """A program's rows' statistics to all, in the place of x's first 64 columns."""
-    ROWS: gl.constexpr = BLOCK_M // P
-    row = program * ROWS + gl.arange(0, ROWS, gl.SliceLayout(1, whole_rows(BLOCK_M, P)))
-    cluster_wait()
-    spread_statistics(mean, rstd, places, barrier, row, lanes_of_row(P), P)
 
 
 @gluon.jit
@@ -251,54 +212,6 @@ def _activated(
 
 
 @gluon.jit
-def _added(sums, vector, dtype: gl.constexpr, BLOCK_M: gl.constexpr, P: gl.constexpr):
-    """128 columns of a program's rows: the sums of all programs, in their order."""
-    piece: gl.constexpr = BLOCK_M // P * PART * 2
-    y = receive_rows(sums, dtype, BLOCK_M, P).to(gl.float32)
-    for other in gl.static_range(1, P):
-        y += receive_rows(sums + other * piece, dtype, BLOCK_M, P).to(gl.float32)
-    return y + vector[None, :]
-
-
-@gluon.jit
-def _beside(x_ptr, fc2_bias_ptr, at, live, col, part: gl.constexpr):
-    """What is added to 128 columns of the sums: fc2's bias, and the residual."""
-    vector = gl.load(fc2_bias_ptr + part * PART + col)
-    return vector, gl.load(x_ptr + part * PART + at, mask=live[:, None], other=0.0)
-
-
-@gluon.jit
-def _finish(
-    beside, sums, barrier, out_ptr, stats_out_ptr, at, row, live, M, part: gl.constexpr,
-    dtype: gl.constexpr, COLUMNS: gl.constexpr, WRITE_STATS: gl.constexpr, BLOCK_M: gl.constexpr,
-    P: gl.constexpr,
-):  # fmt: skip
-    """128 columns of V1's rows, once their sums have come."""
-    wait_bytes(barrier)
-    _store(
-        _added(sums, beside[0], dtype, BLOCK_M, P), beside[1], out_ptr + part * PART,
-        stats_out_ptr, at, row, live, M, part, COLUMNS, WRITE_STATS,
-    )  # fmt: skip
-
-
-@gluon.jit
-def _store(
-    y, residual, out_ptr, stats_out_ptr, at, row, live, M, part: gl.constexpr, PARTS: gl.constexpr,
-    WRITE_STATS: gl.constexpr,
-):  # fmt: skip
-    """128 columns of the result, and statistics of what is stored."""
-    stored = (y + residual.to(gl.float32)).to(residual.dtype)
-    gl.store(out_ptr + at, stored, mask=live[:, None])
-    if WRITE_STATS:
-        y = stored.to(gl.float32)
-        mean = gl.sum(y, 1) / PART
-        y -= mean[:, None]
-        to = stats_out_ptr + part * M + row
-        gl.store(to, mean, mask=live)
-        gl.store(to + PARTS * M, gl.sum(y * y, 1), mask=live)
-
-
-@gluon.jit
 def _multiply_rows(
     out_ptr, x_ptr, ring, ready, tail, fc1_sums_ptr, fc1_bias_ptr, fc2_bias_ptr, stats_out_ptr,
     norm_weight_ptr, norm_bias_ptr, offset_ptr, program, row0, M, eps,
@@ -336,7 +249,7 @@ def _multiply_rows(
     wait_for_previous(PDL)
     stage_rows(x_ptr, row0, M, places, C, BLOCK_M)
     if NORM:
-        own_rows = _own_rows(x_ptr, offset_ptr, row0 + program * ROWS, M, C, P, BLOCK_M, OFFSET)
+        own_rows = load_own_rows(x_ptr, offset_ptr, row0 + program * ROWS, M, C, P, BLOCK_M, OFFSET)
     bias = _keep_vector(biases, UNITS)
     sums = _keep_vector(weight_sums, UNITS) if NORM else bias
     tl.debug_barrier()  # the last of this program alone: vectors are there
@@ -344,7 +257,7 @@ def _multiply_rows(
         wait_bytes(tail + 8 * (COLUMNS + 1))
     x0 = _rows(places, dtype, 0, STEPS - 1, OFFSET, C, BLOCK_M)
     if NORM:
-        arrive_with_rows_read()
+        cluster_arrive_relaxed()
 
     ha = gl.zeros([BLOCK_M, PART], gl.float32, accumulator(PART, BLOCK_M))
     if OTHERS > 0:
@@ -377,9 +290,9 @@ def _multiply_rows(
                 _release(empty, EACH * group + BOTH - 1, SLOTS, TILES)
         if NORM:
             if group == 0:
-                own_mean, own_rstd = _statistics(own_rows, eps, C)
+                own_mean, own_rstd = row_statistics(own_rows, eps, C)
             elif group == 1:
-                _send_own_statistics(own_mean, own_rstd, places, received, program, P, BLOCK_M)
+                send_own_statistics(own_mean, own_rstd, places, received, program, P, BLOCK_M)
     if NORM:
         wait_bytes(received)
         mean, rstd = receive_statistics(places, row)
@@ -389,7 +302,7 @@ def _multiply_rows(
     else:
         ha = warpgroup_mma_wait(0, deps=(ha,))
         _release(empty, FC2 - 1, SLOTS, TILES)
-    arrive_with_rows_read()
+    cluster_arrive_relaxed()
     units = _halves(ha, half)
     h = (_activated(units[0], mean, rstd, sums, bias, 0, dtype, NORM, BLOCK_M),)
     if OTHERS > 0:
@@ -419,10 +332,10 @@ def _multiply_rows(
                     tail + 8 * (part - 1), BLOCK_M, P,
                 )  # fmt: skip
                 if not POST_NORM and part >= 2:
-                    beside = _beside(x_ptr, fc2_bias_ptr, at, live, col, part - 2)
+                    beside = load_beside(x_ptr, fc2_bias_ptr, at, live, col, part - 2)
             elif unit > 0:
                 if not POST_NORM and part >= 2 and unit == UNITS - 1:
-                    _finish(
+                    finish_part(
                         beside, places + (part - 2) * (P * piece), tail + 8 * (part - 2), out_ptr,
                         stats_out_ptr, at, own, live, M, part - 2, dtype, COLUMNS, WRITE_STATS,
                         BLOCK_M, P,
@@ -437,7 +350,7 @@ def _multiply_rows(
     rest = ()  # what is added to columns that are not finished: all, or the last two parts
     LEFT: gl.constexpr = COLUMNS if POST_NORM else 2
     for part in gl.static_range(COLUMNS - LEFT, COLUMNS):
-        rest = rest + (_beside(x_ptr, fc2_bias_ptr, at, live, col, part),)  # noqa: RUF005
+        rest = rest + (load_beside(x_ptr, fc2_bias_ptr, at, live, col, part),)  # noqa: RUF005
     whole = warpgroup_mma_wait(0, deps=(whole,))
     send_rows(
         whole.to(dtype), places + (COLUMNS - 1) * (P * piece) + program * piece,
@@ -448,7 +361,7 @@ def _multiply_rows(
         y = ()
         for part in gl.static_range(COLUMNS):
             wait_bytes(tail + 8 * part)
-            found = _added(places + part * (P * piece), rest[part][0], dtype, BLOCK_M, P)
+            found = added_sums(places + part * (P * piece), rest[part][0], dtype, BLOCK_M, P)
             y = y + (found,)  # noqa: RUF005
         total = gl.zeros_like(y[COLUMNS - 1])
         for part in gl.static_range(COLUMNS):
@@ -463,13 +376,13 @@ def _multiply_rows(
             weight = gl.load(norm_weight_ptr + part * PART + col)[None, :]
             found = (y[part] - row_mean[:, None]) * row_rstd[:, None] * weight
             found += gl.load(norm_bias_ptr + part * PART + col)[None, :]
-            _store(
+            store_part(
                 found, rest[part][1], out_ptr + part * PART, stats_out_ptr, at, own, live, M,
                 part, COLUMNS, WRITE_STATS,
             )  # fmt: skip
     else:
         for part in gl.static_range(COLUMNS - 2, COLUMNS):
-            _finish(
+            finish_part(
                 rest[part - COLUMNS + 2], places + part * (P * piece), tail + 8 * part, out_ptr,
                 stats_out_ptr, at, own, live, M, part, dtype, COLUMNS, WRITE_STATS, BLOCK_M, P,
             )  # fmt: skip

@@ -33,22 +33,13 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fastswin._triton.gluon_tiles import accumulator, buffers
+from fastswin._triton.gluon_tiles import accumulator, barriers, buffers
 from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
 
 #: Rows of a group's tile and channels of the first part of a row.
 ROWS = gl.constexpr(64)
 PART = gl.constexpr(64)
-
-
-@gluon.jit
-def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers of so many arrivals each."""
-    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(barriers.index(i), count=ARRIVALS)
-    return barriers
 
 
 @gluon.jit
@@ -183,9 +174,9 @@ def _resident_product_kernel(
     wa = buffers(wa_desc, STEPS)
     wb = buffers(wb_desc, STEPS)
     staging = buffers(out_desc, GROUPS * BUFFERS)
-    full = _barriers(GROUPS, 1)
-    empty = _barriers(GROUPS, 1)
-    weights = _barriers(STEPS, 1)
+    full = barriers(GROUPS, 1)
+    empty = barriers(GROUPS, 1)
+    weights = barriers(STEPS, 1)
     fence_async_shared()
     gl.warp_specialize(
         [
@@ -357,10 +348,10 @@ def _resident_mlp_kernel(
     fc2b = buffers(fc2b_desc, STAGES)
     outa = buffers(outa_desc, GROUPS)
     outb = buffers(outb_desc, GROUPS)
-    full = _barriers(GROUPS, 1)
-    empty = _barriers(GROUPS, 1)
-    weights = _barriers(STAGES, 1)
-    used = _barriers(STAGES, GROUPS)
+    full = barriers(GROUPS, 1)
+    empty = barriers(GROUPS, 1)
+    weights = barriers(STAGES, 1)
+    used = barriers(STAGES, GROUPS)
     fence_async_shared()
     gl.warp_specialize(
         [

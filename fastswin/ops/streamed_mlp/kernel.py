@@ -39,16 +39,16 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fastswin._triton.cluster_memory import (
+    cluster_arrive_relaxed,
     cluster_wait,
     expect_bytes,
     tail_address,
     wait_bytes,
 )
 from fastswin._triton.gluon_rows import from_row, normalized, row_layout
-from fastswin._triton.gluon_tiles import accumulator, buffers
+from fastswin._triton.gluon_tiles import accumulator, barriers, buffers
 from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
-from fastswin.ops.cluster_mlp.exchange import arrive_with_rows_read
 from fastswin.ops.streamed_mlp import config
 from fastswin.ops.streamed_mlp.exchange import PART_BYTES, receive_part, send_part
 
@@ -60,15 +60,6 @@ BARRIER = gl.constexpr(config.TAIL_BARRIER)
 
 #: Registers of a thread that asks for chunks.
 LOADER_REGISTERS = gl.constexpr(config.LOADER_REGISTERS)
-
-
-@gluon.jit
-def _barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
-    """Barriers of so many arrivals each."""
-    barriers = gl.allocate_shared_memory(gl.int64, [COUNT, 1], mbarrier.MBarrierLayout())
-    for i in gl.static_range(COUNT):
-        mbarrier.init(barriers.index(i), count=ARRIVALS)
-    return barriers
 
 
 @gluon.constexpr_function
@@ -98,7 +89,7 @@ def _ask_for_chunks(
     slot is empty first. ``first`` is the program's first hidden unit.
     """
     if P > 1:
-        arrive_with_rows_read()
+        cluster_arrive_relaxed()
     _ask_for_chunk(fc1_desc, ring, full, used, 0, first, True, SLOTS, TILES)
     for step in range(STEPS):
         unit = first + step * STEP
@@ -246,7 +237,7 @@ def _multiply(
     row = row0 + GROUP * STEP
     ready = x_ready.index(GROUP)
     if P > 1:
-        arrive_with_rows_read()
+        cluster_arrive_relaxed()
     wait_for_previous(PDL)
     _ask_for_rows(x_desc, x_tiles, ready, row, GROUP, TILES)
     mbarrier.wait(ready, 0)
@@ -349,9 +340,9 @@ def _streamed_mlp_kernel(
         expect_bytes(tail, 2 * STEP * C)
     ring = buffers(fc1_desc, SLOTS * TILES)
     x_tiles = buffers(x_desc, GROUPS * TILES)
-    full = _barriers(SLOTS, 1)
-    used = _barriers(SLOTS, GROUPS)
-    x_ready = _barriers(GROUPS, 1)
+    full = barriers(SLOTS, 1)
+    used = barriers(SLOTS, GROUPS)
+    x_ready = barriers(GROUPS, 1)
     fence_async_shared()
     fc1_bias = _vector(fc1_bias_ptr + program * (STEPS * STEP), STEPS * STEP)
     fc2_bias = _vector(fc2_bias_ptr, C)

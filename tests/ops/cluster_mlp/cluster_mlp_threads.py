@@ -155,7 +155,7 @@ def receive_rows(address, dtype, BLOCK_M, P):
     return tile.as_subclass(Value)
 
 
-def arrive_with_rows_read():
+def cluster_arrive_relaxed():
     me().cluster.arrive(me().rank)
 
 
@@ -189,7 +189,7 @@ def arrive_by_warp(warps, barrier):
 STEPS = {
     "stage_rows": stage_rows, "take_rows": take_rows, "take_offset": take_offset,
     "send_rows": send_rows, "receive_rows": receive_rows,
-    "arrive_with_rows_read": arrive_with_rows_read, "fetch_bytes": fetch_bytes,
+    "cluster_arrive_relaxed": cluster_arrive_relaxed, "fetch_bytes": fetch_bytes,
     "make_barriers": make_barriers, "expect_bytes_of_each": expect_bytes_of_each,
     "wait_arrivals": wait_arrivals,
     "computed_here": lambda values: values,

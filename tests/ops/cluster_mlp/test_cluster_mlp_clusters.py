@@ -11,7 +11,7 @@ import gluon_threads
 import pytest
 import torch
 from cluster_mlp_threads import (
-    arrive_with_rows_read,
+    cluster_arrive_relaxed,
     expect_bytes_of_each,
     make_barriers,
     send_rows,
@@ -144,11 +144,11 @@ def test_a_phase_in_which_the_asking_warps_do_not_arrive_is_noticed(run, impatie
 
     def arrive():
         if threading.get_ident() in readers or not me().cluster.phases.get(threading.get_ident()):
-            arrive_with_rows_read()
+            cluster_arrive_relaxed()
 
     found = rejected(
         make_mlp(64, 256), ClusterMlpConfig(64, 8), run, take_rows=take,
-        arrive_with_rows_read=arrive,
+        cluster_arrive_relaxed=arrive,
     )  # fmt: skip
     assert "barrier hangs" in found
 
