@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from fastswin.bench import op_softmax, op_window_attention, startup
+from fastswin.bench import op_mlp, op_softmax, op_window_attention, startup
 from fastswin.bench.backends import (
     BACKEND_SUITE,
     BACKENDS,
@@ -152,7 +152,7 @@ def model(
 
 
 #: Operators that have a benchmark.
-OPERATORS = ("softmax", "window_attention")
+OPERATORS = ("mlp", "softmax", "window_attention")
 
 
 @app.command("op")
@@ -172,7 +172,7 @@ def operator(
     ] = False,
     json: Json = False,
 ) -> None:
-    """Time one operator, forward and backward. Repeat an option or use commas."""
+    """Time one operator, mlp forward only. Repeat an option or use commas."""
     if name not in OPERATORS:
         raise ValueError(f"NAME must be one of {', '.join(OPERATORS)}, got {name!r}")
     target, notes = choose_device(device)
@@ -186,6 +186,8 @@ def operator(
         cases = split_list(case, "--case")
         if name == "softmax":
             result = op_softmax.run(target, out, cases, seconds, deadline, say)
+        elif name == "mlp":
+            result = op_mlp.run(target, out, cases, seconds, deadline, say)
         else:
             result = op_window_attention.run(target, out, cases, seconds, deadline, say, backward)
     problems_found = [*notes, *result.problems_found]

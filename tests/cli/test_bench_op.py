@@ -1,4 +1,4 @@
-"""``fastswin bench op softmax``: records, JSON alone on stdout, exit codes."""
+"""``fastswin bench op softmax`` and ``mlp``: records, JSON alone on stdout, exit codes."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from fastswin.bench import op_softmax, op_suite
+from fastswin.bench import op_mlp, op_mlp_contenders, op_softmax, op_suite
+from fastswin.bench.op_mlp_problems import MlpProblem, eager
 from fastswin.bench.op_softmax_problems import SoftmaxProblem
 from fastswin.bench.roofline import Ceilings
 
@@ -31,6 +32,18 @@ def test_json_is_alone_on_stdout(cli, tiny_problems, tmp_path):
     assert {r["case"] for r in document["records"]} == {tiny_problems}
     assert {r["direction"] for r in document["records"]} == {"forward", "backward"}
     assert len(list(tmp_path.rglob("softmax.json"))) == 1
+
+
+@pytest.mark.usefixtures("tiny_problems")
+def test_mlps_have_every_variant(cli, monkeypatch, tmp_path):
+    monkeypatch.setattr(op_mlp, "PROBLEMS", [MlpProblem("half", 1, 9, 32, 1, "fp32")])
+    monkeypatch.setattr(op_mlp_contenders, "compiled_eager", lambda: lambda o: eager(o.inputs))
+    code, out, _ = cli(
+        "bench", "op", "mlp", "--device", "cpu", "--seconds", "0.01", "--out", str(tmp_path),
+        "--json",
+    )  # fmt: skip
+    assert code == 0
+    assert {r["variant"] for r in json.loads(out)["records"]} == set(op_mlp.VARIANTS)
 
 
 def test_deadline_is_not_green(cli, tiny_problems, tmp_path):
