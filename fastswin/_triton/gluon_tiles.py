@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import mbarrier
+from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup_mma_wait
 
 
 @gluon.constexpr_function
@@ -27,3 +27,13 @@ def barriers(COUNT: gl.constexpr, ARRIVALS: gl.constexpr):
     for i in gl.static_range(COUNT):
         mbarrier.init(made.index(i), count=ARRIVALS)
     return made
+
+
+@gluon.jit
+def in_registers(sums):
+    """First values of sums, each in registers of its own; no product may be under way.
+
+    Values that the compiler wrote there, or copied, between products would make the assembler
+    serialize all of them (docs/performance.md).
+    """
+    return warpgroup_mma_wait(0, deps=sums)

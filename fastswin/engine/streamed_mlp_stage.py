@@ -29,32 +29,28 @@ STREAMED_MLPS: StreamedMlps = {
 }
 
 
-def choose_streamed_mlp(table: StreamedMlps, shape: StageShape, chosen: Choice) -> bool:
+def choose_streamed_mlp(table: StreamedMlps, shape: StageShape, chosen: Choice) -> None:
     """Change one stage's words and tiles where the table and the kernel take its MLP half.
 
     Args:
         table: fewest and most rows by version and channels.
         shape: the stage's.
         chosen: what has been chosen of it, changed in place.
-
-    Returns:
-        Whether the MLP half is such a kernel.
     """
     M = shape.M
     fewest, most = table.get(shape.key, (1, 0))
     if not fewest <= M <= most or chosen.words["mlp"] in ("inside", "clusters"):
-        return False
+        return
     tiles = default_streamed_mlp_config(M, shape.hidden, shape.C, shape.multiprocessors)
     if tiles is None:
         why = f"programs of {M} rows would leave too much of the card idle"
         chosen.reasons["streamed_mlp"] = why
-        return False
+        return
     if blocker := gluon_blocker():
         chosen.reasons["streamed_mlp"] = blocker
-        return False
+        return
     for layer in ("fc1", "fc2"):
         chosen.launch.pop(layer, None)
     chosen.launch["mlp"], chosen.words["mlp"] = tiles, "fused"
     together = "" if tiles.programs == 1 else ", two programs share hidden units"
     chosen.reasons["mlp"] = f"{M} rows: {tiles.rows} stay while weights stream past{together}"
-    return True

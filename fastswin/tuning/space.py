@@ -203,6 +203,16 @@ def _default_resident(
     return None
 
 
+def _not_half_on_hopper(
+    what: str, problem: KernelProblem, capability: tuple[int, int]
+) -> str | None:
+    if capability[0] != 9:
+        return f"{what} need compute capability 9.0, this is {capability}"
+    if problem.itemsize != 2:
+        return f"{what} are in half precision, the problem is {problem.dtype}"
+    return None
+
+
 def _default_streamed(problem: KernelProblem, card: Card) -> StreamedMlpConfig | None:
     """The MLP past whose rows weights stream, where ``ops.mlp`` takes it."""
     d = problem.dims
@@ -217,10 +227,8 @@ def _streamed_blocker(
     problem: KernelProblem, config: StreamedMlpConfig, capability: tuple[int, int]
 ) -> str | None:
     d = problem.dims
-    if capability[0] != 9:
-        return f"streamed MLPs need compute capability 9.0, this is {capability}"
-    if problem.itemsize != 2:
-        return f"streamed MLPs are in half precision, the problem is {problem.dtype}"
+    if blocker := _not_half_on_hopper("streamed MLPs", problem, capability):
+        return blocker
     blocker = streamed_mlp_blocker(config, problem.rows, d["C"], d["hidden"])
     return blocker or streamed_gluon_blocker()
 
@@ -231,10 +239,8 @@ def _resident_blocker(
     capability: tuple[int, int],
 ) -> str | None:
     d = problem.dims
-    if capability[0] != 9:
-        return f"resident weights need compute capability 9.0, this is {capability}"
-    if problem.itemsize != 2:
-        return f"resident weights are in half precision, the problem is {problem.dtype}"
+    if blocker := _not_half_on_hopper("resident weights", problem, capability):
+        return blocker
     if isinstance(config, ResidentMlpConfig):
         return mlp_blocker(config, d["hidden"], d["C"]) or resident_gluon_blocker()
     if d["gelu"]:

@@ -10,9 +10,10 @@ from unittest import mock
 import pytest
 import torch
 from engine_cases import images_like, tiny
+from engine_gpu_cases import check_named_model
 from hopper_plans import plan_of
 
-from fastswin import Engine, ops
+from fastswin import ops
 from fastswin.engine import calls, cluster_mlp_stage, form_tables, hopper_attention, operators
 from fastswin.engine.bind import bind
 from fastswin.engine.calls import record_calls
@@ -22,8 +23,6 @@ from fastswin.engine.hopper_attention import HOPPER_WINDOWS
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
-from fastswin.models import SwinTransformer
-from fastswin.models.variants import find_variant
 from fastswin.ops.attention_half.hopper_config import HopperWindowsConfig, hopper_windows_blocker
 from fastswin.ops.cluster_linear.config import (
     ClusterLinearConfig,
@@ -286,27 +285,5 @@ def test_calls_are_noted_without_running_them(version):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize(("name", "batch"), [(TINY, 4), (TINY, 8)], ids=str)
-@torch.no_grad()
 def test_whole_models_on_the_card(name, batch, precision):
-    """Two blocks a stage, in a graph and not, against fp64."""
-    device = torch.device("cuda")
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("MLPs in clusters need compute capability 9.0")
-    torch.manual_seed(5)
-    model = SwinTransformer(dataclasses.replace(find_variant(name), depths=(2, 2, 2, 2)))
-    model = model.eval().to(device)
-    for parameter in model.parameters():
-        parameter.add_(0.05 * torch.randn_like(parameter))
-    images = images_like(model, batch).to(device)
-    dtype = PRECISIONS[precision].dtype
-    engine = Engine(model, precision)
-    assert any(mlp for mlp, _ in forms(engine.report(batch).plan))
-    exact, eager = copy.deepcopy(model).double(), copy.deepcopy(model).to(dtype)
-    truth = exact(images.double())
-    most = 2 * (eager(images.to(dtype)).double() - truth).abs().max()
-    logits = engine(images.to(dtype)).clone()
-    assert (logits.double() - truth).abs().max() <= most
-    plain = Engine(model, precision, cuda_graphs=False)
-    for _ in range(3):
-        assert torch.equal(engine(images.to(dtype)), logits)
-        assert torch.equal(plain(images.to(dtype)), logits)
+    check_named_model(name, batch, precision, lambda plan: any(mlp for mlp, _ in forms(plan)))

@@ -9,9 +9,9 @@ from unittest import mock
 import pytest
 import torch
 from engine_cases import images_like, tiny
+from engine_gpu_cases import check_named_model
 from hopper_plans import plan_of
 
-from fastswin import Engine
 from fastswin.engine import form_tables, hopper_attention, operators
 from fastswin.engine.bind import bind
 from fastswin.engine.forward import Forward
@@ -19,8 +19,6 @@ from fastswin.engine.hopper_attention import HOPPER_WHOLE
 from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
-from fastswin.models import SwinTransformer
-from fastswin.models.variants import find_variant
 from fastswin.ops.attention_half.hopper_config import HopperWholeConfig, hopper_whole_blocker
 
 CPU = torch.device("cpu")
@@ -133,27 +131,5 @@ def test_answers_as_the_model_does(version):
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize("name", [TINY, BASE, V2_TINY, V2_BASE])
-@torch.no_grad()
 def test_whole_models_on_the_card(name, precision):
-    """Two blocks a stage, in a graph and not, against fp64."""
-    device = torch.device("cuda")
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("the kernel needs compute capability 9.0")
-    torch.manual_seed(5)
-    model = SwinTransformer(dataclasses.replace(find_variant(name), depths=(2, 2, 2, 2)))
-    model = model.eval().to(device)
-    for parameter in model.parameters():  # V2's norms begin at 0
-        parameter.add_(0.05 * torch.randn_like(parameter))
-    images = images_like(model, 4).to(device)  # a rung: graph and plain calls have one plan
-    dtype = PRECISIONS[precision].dtype
-    engine = Engine(model, precision)
-    assert whole(engine.report(4).plan)[0]
-    exact, eager = copy.deepcopy(model).double(), copy.deepcopy(model).to(dtype)
-    truth = exact(images.double())
-    most = 2 * (eager(images.to(dtype)).double() - truth).abs().max()
-    logits = engine(images.to(dtype)).clone()
-    assert (logits.double() - truth).abs().max() <= most
-    plain = Engine(model, precision, cuda_graphs=False)
-    for _ in range(3):
-        assert torch.equal(engine(images.to(dtype)), logits)
-        assert torch.equal(plain(images.to(dtype)), logits)
+    check_named_model(name, 4, precision, lambda plan: whole(plan)[0])

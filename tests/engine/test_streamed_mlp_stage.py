@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 
 import pytest
-import torch
-from engine_cases import images_like
+from engine_gpu_cases import check_named_model
 from hopper_plans import plan_of
 
-from fastswin import Engine
 from fastswin.engine import streamed_mlp_stage
-from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.streamed_mlp_stage import STREAMED_MLPS
-from fastswin.models import SwinTransformer
-from fastswin.models.variants import find_variant
 from fastswin.ops.streamed_mlp.config import StreamedMlpConfig, default_streamed_mlp_config
 
 TINY, BASE = "swin_tiny_patch4_window7_224", "swin_base_patch4_window7_224"
@@ -95,27 +89,5 @@ def test_what_is_missing_leaves_the_stage_as_it_was_with_the_reason(missing, hop
 @pytest.mark.gpu
 @pytest.mark.parametrize("precision", ["fp16", "bf16"])
 @pytest.mark.parametrize(("name", "batch"), [(TINY, 8), (LARGE, 8), (BASE, 32)], ids=str)
-@torch.no_grad()
 def test_whole_models_on_the_card(name, batch, precision):
-    """Two blocks a stage, in a graph and not, against fp64."""
-    device = torch.device("cuda")
-    if torch.cuda.get_device_capability() != (9, 0):
-        pytest.skip("streamed MLPs need compute capability 9.0")
-    torch.manual_seed(5)
-    model = SwinTransformer(dataclasses.replace(find_variant(name), depths=(2, 2, 2, 2)))
-    model = model.eval().to(device)
-    for parameter in model.parameters():
-        parameter.add_(0.05 * torch.randn_like(parameter))
-    images = images_like(model, batch).to(device)
-    dtype = PRECISIONS[precision].dtype
-    engine = Engine(model, precision)
-    assert any(tiles(engine.report(batch).plan))
-    exact, eager = copy.deepcopy(model).double(), copy.deepcopy(model).to(dtype)
-    truth = exact(images.double())
-    most = 2 * (eager(images.to(dtype)).double() - truth).abs().max()
-    logits = engine(images.to(dtype)).clone()
-    assert (logits.double() - truth).abs().max() <= most
-    plain = Engine(model, precision, cuda_graphs=False)
-    for _ in range(3):
-        assert torch.equal(engine(images.to(dtype)), logits)
-        assert torch.equal(plain(images.to(dtype)), logits)
+    check_named_model(name, batch, precision, lambda plan: any(tiles(plan)))

@@ -11,10 +11,10 @@ from __future__ import annotations
 
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma
 
 from fastswin._triton.gluon_rows import from_row, normalized
-from fastswin._triton.gluon_tiles import accumulator
+from fastswin._triton.gluon_tiles import accumulator, in_registers
 from fastswin.ops.window_attention.hopper_tile import HEAD, operand
 
 #: Weight rows of a copy, and copies that hold the 3C outputs of a column part of qkv.
@@ -28,9 +28,7 @@ def project(x, weights, vectors, head, NH: gl.constexpr):
     q = from_row(vectors, head, HEAD)
     k = from_row(vectors, NH + head, HEAD)
     v = from_row(vectors, 2 * NH + head, HEAD)
-    # nothing is under way, but each sum has registers of its own from here on; copied between
-    # products, they would make the assembler wait for those
-    q, k, v = warpgroup_mma_wait(0, deps=(q, k, v))
+    q, k, v = in_registers((q, k, v))
     for part in gl.static_range(len(x)):
         at = part * (BLOCKS * BLOCK // HEAD) + head
         q = warpgroup_mma(x[part], weights.index(at).permute((1, 0)), q, is_async=True)

@@ -33,7 +33,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
     warpgroup_mma_wait,
 )
 
-from fastswin._triton.gluon_tiles import accumulator, barriers, buffers
+from fastswin._triton.gluon_tiles import accumulator, barriers, buffers, in_registers
 from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
 
@@ -285,17 +285,15 @@ def _mlp_tiles(
             a, b = _normalize(a, b, PART + CB, eps, A, B)
         a = _operand(a, dtype, A)
         b = _operand(b, dtype, B)
-        # values that were computed into sums between products under way would make the assembler
-        # wait for each of those: all are there before the first begins, and none outlives its step
         h = _bias(fc1_bias_ptr, 0, BLOCK_H, HIDDEN)
-        h, ya, yb = warpgroup_mma_wait(0, deps=(h, ya, yb))
+        h, ya, yb = in_registers((h, ya, yb))
         h = _expand(a, b, h, fc1a, fc1b, weights, i, 0, STEPS, STAGES, GROUPS)
         h = warpgroup_mma_wait(0, deps=(h,))
         for s in range(STEPS - 1):
             slot, _ = _filling(i, s, STEPS, STAGES, GROUPS)
             units = _operand(gelu(h), dtype, HIDDEN)
             h = _bias(fc1_bias_ptr, s + 1, BLOCK_H, HIDDEN)
-            h, ya, yb = warpgroup_mma_wait(0, deps=(h, ya, yb))
+            h, ya, yb = in_registers((h, ya, yb))
             ya, yb = _shrink(units, ya, yb, fc2a, fc2b, slot)
             h = _expand(a, b, h, fc1a, fc1b, weights, i, s + 1, STEPS, STAGES, GROUPS)
             h, ya, yb = warpgroup_mma_wait(0, deps=(h, ya, yb))

@@ -46,7 +46,7 @@ from fastswin._triton.cluster_memory import (
     wait_bytes,
 )
 from fastswin._triton.gluon_rows import from_row, normalized, row_layout
-from fastswin._triton.gluon_tiles import accumulator, barriers, buffers
+from fastswin._triton.gluon_tiles import accumulator, barriers, buffers, in_registers
 from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
 from fastswin.ops.streamed_mlp import config
@@ -152,16 +152,6 @@ def _keep(rows, tiles, dtype: gl.constexpr, GROUP: gl.constexpr):
 
 
 @gluon.jit
-def _ready(sums):
-    """Sums in registers of their own; nothing may be under way.
-
-    Values that the compiler wrote there between products under way would make the assembler wait
-    for each of those.
-    """
-    return warpgroup_mma_wait(0, deps=sums)
-
-
-@gluon.jit
 def _expand(h, x, ring, full, chunk, SLOTS: gl.constexpr):
     """64 hidden units on top of their bias, before GELU, under way."""
     slot = chunk % SLOTS
@@ -259,7 +249,7 @@ def _multiply(
         if P > 1:  # the group whose rows another program finishes adds none
             bias = gl.where(program == GROUP, bias, 0.0)
         y += (bias,)
-    begun = _ready((from_row(fc1_bias, 0, STEP),) + y)  # noqa: RUF005
+    begun = in_registers((from_row(fc1_bias, 0, STEP),) + y)  # noqa: RUF005
     h = _expand(begun[0], x, ring, full, 0, SLOTS)
     h = warpgroup_mma_wait(0, deps=(h,))
     _release(used, 0, SLOTS)
@@ -267,7 +257,7 @@ def _multiply(
     for step in range(STEPS - 1):
         units = _operand(gelu(h), dtype)
         if TOGETHER:
-            begun = _ready((from_row(fc1_bias, step + 1, STEP),) + y)  # noqa: RUF005
+            begun = in_registers((from_row(fc1_bias, step + 1, STEP),) + y)  # noqa: RUF005
             y = _shrink(units, begun[1:], ring, full, 2 * step + 2, SLOTS)
             h = _expand(begun[0], x, ring, full, 2 * step + 1, SLOTS)
             done = warpgroup_mma_wait(0, deps=(h,) + y)  # noqa: RUF005
@@ -279,7 +269,7 @@ def _multiply(
             y = _shrink(units, y, ring, full, 2 * step + 2, SLOTS)
             y = warpgroup_mma_wait(0, deps=y)
             _release(used, 2 * step + 2, SLOTS)
-            h = _ready((from_row(fc1_bias, step + 1, STEP),))
+            h = in_registers((from_row(fc1_bias, step + 1, STEP),))
             h = _expand(h, x, ring, full, 2 * step + 1, SLOTS)
             h = warpgroup_mma_wait(0, deps=(h,))
             _release(used, 2 * step + 1, SLOTS)

@@ -18,6 +18,7 @@ FORMS = [
     (30_000, 192, StreamedMlpConfig(2, 2)), (777, 192, StreamedMlpConfig(2)),
     (1, 192, StreamedMlpConfig(2, 2)), (20_000, 128, StreamedMlpConfig(3)),
     (8192, 128, StreamedMlpConfig(2, 2)), (50_176, 128, StreamedMlpConfig(3)),
+    (12_544, 128, StreamedMlpConfig(2)),
     (25_088, 256, StreamedMlpConfig(2)), (3000, 256, StreamedMlpConfig(2)),
 ]  # fmt: skip
 
