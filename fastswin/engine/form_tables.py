@@ -11,6 +11,7 @@ from fastswin.engine.fused_attention import FUSED_ATTENTION, FUSED_CAPABILITIES,
 from fastswin.engine.hopper_attention import (
     HOPPER_WHOLE,
     HOPPER_WINDOWS,
+    LONG_WINDOW_PAIRS,
     HopperWhole,
     HopperWindows,
 )
@@ -33,6 +34,7 @@ class FormTables:
     streamed_mlps: StreamedMlps
     hopper_windows: HopperWindows
     hopper_whole: HopperWhole
+    long_window_pairs: int
 
 
 def form_tables(
@@ -73,13 +75,15 @@ def form_tables(
         cluster_stages = {} if no_clusters or launched_apart else CLUSTER_STAGES
     hopper_windows: HopperWindows = {}
     hopper_whole: HopperWhole = {}
+    long_window_pairs = 0
     streamed_mlps: StreamedMlps = {}
     if cluster_mlps is None:
         cluster_mlps = {}
         if not no_clusters and not launched_apart:
             cluster_mlps, hopper_windows = CLUSTER_MLPS, HOPPER_WINDOWS
             hopper_whole, streamed_mlps = HOPPER_WHOLE, STREAMED_MLPS
+            long_window_pairs = LONG_WINDOW_PAIRS
     return FormTables(
         fused_attention, whole_blocks, cluster_stages, cluster_mlps, streamed_mlps,
-        hopper_windows, hopper_whole,
+        hopper_windows, hopper_whole, long_window_pairs,
     )  # fmt: skip

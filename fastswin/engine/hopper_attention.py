@@ -21,6 +21,10 @@ from fastswin.ops.attention_half.hopper_config import (
     hopper_windows_blocker,
 )
 from fastswin.ops.cluster_linear.config import default_cluster_linear_config
+from fastswin.ops.window_attention.hopper_config import (
+    HopperAttentionConfig,
+    hopper_attention_blocker,
+)
 
 Pair = tuple[int, int]
 
@@ -45,6 +49,27 @@ HOPPER_WHOLE: HopperWhole = {
     (2, 96): (256, 1 << 30),
     (2, 128): (256, 1 << 30),
 }
+
+#: Most pairs of a window of 129 to 160 tokens and a head whose attention, apart from qkv, is
+#: Hopper's of few windows (ops/window_attention/forward_hopper.py).
+LONG_WINDOW_PAIRS = 256
+
+
+def choose_long_windows(most_pairs: int, shape: StageShape, chosen: Choice) -> None:
+    """Give one stage's attention apart the kernel of few long windows, where it takes them.
+
+    Args:
+        most_pairs: of a window and a head.
+        shape: the stage's.
+        chosen: what has been chosen of it, changed in place.
+    """
+    pairs = shape.windows * shape.num_heads
+    if shape.version != 1 or chosen.words["attention"] != "triton" or pairs > most_pairs:
+        return
+    if hopper_attention_blocker(shape.C, shape.num_heads, shape.window_size, shape.map_size):
+        return
+    chosen.launch["attention"] = HopperAttentionConfig()
+    chosen.reasons["attention"] = f"{pairs} pairs of a window and a head: three groups of queries"
 
 
 def choose_whole(table: HopperWhole, shape: StageShape, chosen: Choice) -> bool:

@@ -36,6 +36,7 @@ from fastswin.ops.cluster_mlp.config import ClusterMlpConfig
 from fastswin.ops.cluster_mlp.weights import PackedMlp
 from fastswin.ops.swin_block.packing import PackedBlock
 from fastswin.ops.window_attention.config import WindowAttentionConfig
+from fastswin.ops.window_attention.hopper_config import HopperAttentionConfig
 from fastswin.ops.window_attention.quantized import quantized_window_attention_ref
 from fastswin.ops.window_attention.reference import window_attention_ref
 from fastswin.ops.window_attention.register import window_attention_fwd
@@ -80,7 +81,7 @@ def packed_window_attention(
     window_size: Pair,
     shift_size: Pair,
     tf32: bool,
-    config: WindowAttentionConfig | None = None,
+    config: WindowAttentionConfig | HopperAttentionConfig | None = None,
     *,
     qkv_scale: torch.Tensor | None = None,
     output_scale: torch.Tensor | None = None,
@@ -95,13 +96,18 @@ def packed_window_attention(
         bias, head_scale: packed (ops/window_attention/packing.py).
         pad_qkv: ``[3C]``, the qkv of a padded token, in qkv's dtype.
         tf32: whether fp32 products run on tensor cores.
-        config: tiles; None takes the heuristic.
+        config: tiles; None takes the heuristic. A :class:`HopperAttentionConfig` is of half
+            precision, without cosine, padded tokens or 8 bits.
         qkv_scale: fp32 ``[3]``, steps of 8-bit q, k and v; None where they are wide.
         output_scale: fp32 ``[1]``, step of an 8-bit output; None where it is wide.
         out_dtype: of the output; None takes qkv's.
         pdl: programmatic dependent launch (_triton/pdl.py).
         split: whether fp32 products are the sum of three TF32 ones.
     """
+    if isinstance(config, HopperAttentionConfig):
+        from fastswin.ops.window_attention.launch_hopper import hopper_attention_fwd
+
+        return hopper_attention_fwd(qkv, bias, scale, num_heads, window_size, shift_size, pdl=pdl)
     arguments = (
         qkv, bias, head_scale, pad_qkv, scale, num_heads, window_size, shift_size, tf32,
     )  # fmt: skip

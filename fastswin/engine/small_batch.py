@@ -28,6 +28,7 @@ from fastswin.ops.linear.config import (
     one_shot_blocker,
 )
 from fastswin.ops.split_k.config import SplitKConfig, default_split_k_config, split_k_blocker
+from fastswin.ops.window_attention.hopper_config import HopperAttentionConfig
 from fastswin.tuning.problem import LaunchConfig
 
 #: Tiles of one layer in a plan.
@@ -40,6 +41,7 @@ LayerTiles = (
     | HopperHeadsConfig
     | HopperWholeConfig
     | HopperWindowsConfig
+    | HopperAttentionConfig
 )
 
 #: Widest stage whose rows a one-shot program keeps in registers without losing to the copy engine.

@@ -18,7 +18,11 @@ from fastswin.engine.cluster_mlp_stage import choose_cluster_mlp
 from fastswin.engine.cluster_stage import choose_clusters
 from fastswin.engine.form_tables import FormTables
 from fastswin.engine.fused_attention import choose_fused_attention
-from fastswin.engine.hopper_attention import choose_whole, choose_windows
+from fastswin.engine.hopper_attention import (
+    choose_long_windows,
+    choose_whole,
+    choose_windows,
+)
 from fastswin.engine.precision import Precision
 from fastswin.engine.small_batch import second_norm, small_stage
 from fastswin.engine.stage_plan import StagePlan
@@ -183,6 +187,7 @@ def _special_forms(plan: Planned, stage: int, M: int, chosen: Choice) -> None:
     choose_streamed_mlp(forms.streamed_mlps, shape, chosen)
     by_windows = choose_windows(forms.hopper_windows, shape, chosen)
     whole = choose_whole(forms.hopper_whole, shape, chosen)
+    choose_long_windows(forms.long_window_pairs, shape, chosen)
     chosen.few_rows |= in_clusters or by_windows or whole or chosen.post_norm is not None
 
 

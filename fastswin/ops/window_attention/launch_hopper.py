@@ -1,0 +1,56 @@
+"""Launcher of attention of few long windows on Hopper (forward_hopper.py)."""
+
+from __future__ import annotations
+
+import torch
+
+from fastswin._triton.device import HOPPER
+from fastswin._triton.launch import launch
+from fastswin.ops.window_attention.config import key_tiles, padded_tokens
+from fastswin.ops.window_attention.geometry import num_windows
+from fastswin.ops.window_attention.hopper_config import REGISTERS, hopper_attention_blocker
+from fastswin.ops.window_attention.launch import check_grid
+from fastswin.ops.window_attention.packing import LOG2_E
+
+Pair = tuple[int, int]
+
+
+def hopper_attention_fwd(
+    qkv: torch.Tensor,
+    table: torch.Tensor,
+    scale: float,
+    num_heads: int,
+    window_size: Pair,
+    shift_size: Pair,
+    out: torch.Tensor | None = None,
+    pdl: bool = False,
+) -> torch.Tensor:
+    """Attention of a contiguous, aligned ``qkv [B, H, W, 3C]`` on a packed table.
+
+    Raises:
+        ValueError: a shape that the kernel does not take.
+    """
+    from fastswin._triton.pdl import pdl_options
+    from fastswin.ops.window_attention.forward_hopper import _hopper_attention_kernel
+
+    B, H, W, channels = qkv.shape
+    C = channels // 3
+    if out is None:
+        out = qkv.new_empty(B, H, W, C)
+    blocker = hopper_attention_blocker(C, num_heads, window_size, (H, W))
+    if blocker is not None:
+        raise ValueError(f"qkv does not fit: {blocker}")
+    if B == 0:
+        return out
+    tokens = window_size[0] * window_size[1]
+    rows, cols = num_windows((H, W), window_size)
+    programs = B * rows * cols * num_heads
+    check_grid(programs)
+    K1, K2 = key_tiles(tokens)
+    launch(
+        _hopper_attention_kernel, programs, qkv, table, out, scale * LOG2_E, H, W, rows, cols,
+        C=C, NH=num_heads, N=tokens, NP=padded_tokens(tokens), K1=K1, K2=K2, WH=window_size[0],
+        WW=window_size[1], SH=shift_size[0], SW=shift_size[1], REGISTERS=REGISTERS, num_warps=4,
+        **pdl_options(pdl, HOPPER),
+    )  # fmt: skip
+    return out
