@@ -52,7 +52,7 @@ HOPPER_WHOLE: HopperWhole = {
 
 #: Most pairs of a window of 129 to 160 tokens and a head whose attention, apart from qkv, is
 #: Hopper's of few windows (ops/window_attention/forward_hopper.py).
-LONG_WINDOW_PAIRS = 256
+LONG_WINDOW_PAIRS = 128
 
 
 def choose_long_windows(most_pairs: int, shape: StageShape, chosen: Choice) -> None:

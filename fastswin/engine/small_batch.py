@@ -16,6 +16,7 @@ from __future__ import annotations
 from fastswin.ops.attention_half.config import AttentionHalfConfig
 from fastswin.ops.attention_half.hopper_config import (
     HopperHeadsConfig,
+    HopperLongConfig,
     HopperWholeConfig,
     HopperWindowsConfig,
 )
@@ -41,6 +42,7 @@ LayerTiles = (
     | HopperHeadsConfig
     | HopperWholeConfig
     | HopperWindowsConfig
+    | HopperLongConfig
     | HopperAttentionConfig
 )
 

@@ -38,7 +38,8 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 from fastswin._triton.gluon_tiles import accumulator, buffers
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
 from fastswin._triton.row_statistics import joined_stats
-from fastswin.ops.window_attention.hopper_tile import HEAD, attend, operand, vector_row
+from fastswin.ops.attention_half.hopper_vectors import keep_vectors, projected
+from fastswin.ops.window_attention.hopper_tile import HEAD, attend, operand
 from fastswin.ops.window_attention.tile import locate_window, token_rows
 
 #: Channels of a step: 128 bytes of a row.
@@ -176,15 +177,6 @@ def _multiply(
 
 
 @gluon.jit
-def _projected(acc, vectors, PART: gl.constexpr, mean, rstd, NORMALIZE: gl.constexpr):
-    """Behind a product: LayerNorm by its rows' statistics, and the bias."""
-    if NORMALIZE:
-        sums = vectors.index(3 + PART).load(accumulator(HEAD))
-        acc = (acc - mean[:, None] * sums) * rstd[:, None]
-    return acc + vectors.index(PART).load(accumulator(HEAD))
-
-
-@gluon.jit
 def _window(
     x_ptr, table_ptr, out_ptr, norm_stats_ptr, weights, vectors, x_tiles, first, other, window,
     follower, after, head, scale, eps, H, W, windows_per_col, windows_per_row, tokens,
@@ -236,9 +228,9 @@ def _window(
             x_ptr, x_tiles, other, follower, after, H, W, windows_per_col, windows_per_row, 1,
             C, N, WH, WW, SH, SW,
         )  # fmt: skip
-    q = _projected(q, vectors, 0, mean, rstd, NORMALIZE)
-    k = _projected(k, vectors, 1, mean, rstd, NORMALIZE)
-    v = _projected(v, vectors, 2, mean, rstd, NORMALIZE)
+    q = projected(q, vectors, 0, mean, rstd, NORMALIZE)
+    k = projected(k, vectors, 1, mean, rstd, NORMALIZE)
+    v = projected(v, vectors, 2, mean, rstd, NORMALIZE)
     keys: gl.constexpr = gl.NVMMASharedLayout.get_default_for([64, HEAD], dtype)
     kv = x_tiles.index(first)._reinterpret(dtype, [2, 64, HEAD], keys)
     o = attend(q, k, v, kv.index(0), kv.index(1), table, scale, dtype, COSINE)
@@ -337,8 +329,7 @@ def _hopper_windows_kernel(
                 weight_desc, [part * C + column, step * STEP], ready.index(0),
                 weights.index(3 * step + part),
             )  # fmt: skip
-    for part in gl.static_range(6):
-        vectors.index(part).store(vector_row(vectors_ptr, part * C + column, HEAD))
+    keep_vectors(vectors, vectors_ptr, column, C)
     if GROUPS == 1:
         tl.debug_barrier()
         _walk(

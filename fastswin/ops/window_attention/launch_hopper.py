@@ -6,7 +6,7 @@ import torch
 
 from fastswin._triton.device import HOPPER
 from fastswin._triton.launch import launch
-from fastswin.ops.window_attention.config import key_tiles, padded_tokens
+from fastswin.ops.window_attention.config import padded_tokens
 from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.ops.window_attention.hopper_config import REGISTERS, hopper_attention_blocker
 from fastswin.ops.window_attention.launch import check_grid
@@ -46,10 +46,9 @@ def hopper_attention_fwd(
     rows, cols = num_windows((H, W), window_size)
     programs = B * rows * cols * num_heads
     check_grid(programs)
-    K1, K2 = key_tiles(tokens)
     launch(
         _hopper_attention_kernel, programs, qkv, table, out, scale * LOG2_E, H, W, rows, cols,
-        C=C, NH=num_heads, N=tokens, NP=padded_tokens(tokens), K1=K1, K2=K2, WH=window_size[0],
+        C=C, NH=num_heads, N=tokens, NP=padded_tokens(tokens), WH=window_size[0],
         WW=window_size[1], SH=shift_size[0], SW=shift_size[1], REGISTERS=REGISTERS, num_warps=4,
         **pdl_options(pdl, HOPPER),
     )  # fmt: skip

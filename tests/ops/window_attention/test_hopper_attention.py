@@ -9,7 +9,7 @@ from group_copies import Copies
 from hopper_attention_cases import make_problem
 
 from fastswin.ops.window_attention import forward_hopper, launch_hopper
-from fastswin.ops.window_attention.config import key_tiles, padded_tokens
+from fastswin.ops.window_attention.config import padded_tokens
 from fastswin.ops.window_attention.hopper_config import hopper_attention_blocker
 from fastswin.ops.window_attention.packing import LOG2_E
 from fastswin.testing.tolerance import assert_close_to_oracle
@@ -21,14 +21,13 @@ def run_on_cpu(problem, copies=None):
     B, H, W, channels = qkv.shape
     C, tokens = channels // 3, window[0] * window[1]
     per_col, per_row = H // window[0], W // window[1]
-    K1, K2 = key_tiles(tokens)
     out = qkv.new_full((B, H, W, C), float("nan"))
     arguments = (
         Pointer(qkv.view(-1)), Pointer(table.reshape(-1)), Pointer(out.view(-1)), scale * LOG2_E,
         H, W, per_col, per_row,
     )  # fmt: skip
     constants = {
-        "C": C, "NH": heads, "N": tokens, "NP": padded_tokens(tokens), "K1": K1, "K2": K2,
+        "C": C, "NH": heads, "N": tokens, "NP": padded_tokens(tokens),
         "WH": window[0], "WW": window[1], "SH": shift[0], "SW": shift[1], "REGISTERS": 0,
         "PDL": False,
     }  # fmt: skip
