@@ -20,11 +20,9 @@ from fastswin.engine.stage_plan import StagePlan
 from fastswin.engine.stage_shape import Choice, StageShape
 from fastswin.ops.attention_half.hopper_config import (
     HopperHeadsConfig,
-    HopperLongConfig,
     HopperWholeConfig,
     HopperWindowsConfig,
     hopper_heads_blocker,
-    hopper_long_blocker,
 )
 from fastswin.ops.cluster_linear.config import (
     default_cluster_linear_config,
@@ -46,7 +44,7 @@ CLUSTER_STAGES: ClusterStages = {
     (1, 256): 1568,
     (1, 384): 1024,
     (1, 512): 640,
-    (1, 768): 256,
+    (1, 768): 640,
     (1, 1024): 256,
     (1, 1536): 64,
     (2, 192): 1024,
@@ -65,10 +63,6 @@ HOPPER_HEADS: Mapping[tuple[int, int], int] = {
     (1, 512): 13,
     (1, 768): 5,
 }
-
-#: By the same, most windows of 129 to 160 tokens of such a stage whose LayerNorm, qkv and attention
-#: are one kernel.
-HOPPER_LONG: Mapping[tuple[int, int], int] = {(1, 512): 4, (1, 768): 4}
 
 #: Most rows behind a merging in clusters between stages that are launched ahead: the library's
 #: product there costs both of them their start (Swin-T at 8 393 us for 386, S 695 for 683).
@@ -100,17 +94,10 @@ def choose_clusters(
     hopper = hopper_heads_blocker(C, shape.num_heads, shape.window_size, shape.map_size)
     few = shape.windows <= HOPPER_HEADS.get(shape.key, 0)
     by_heads = few and hopper is None and words["attention"] == "triton"
-    half = shape.C, shape.num_heads, shape.window_size, shape.map_size
-    long = (
-        shape.version == 1
-        and shape.windows <= HOPPER_LONG.get(shape.key, 0)
-        and words["attention"] == "triton"
-        and hopper_long_blocker(*half) is None
-    )
     sizes = {
         "qkv": (3 * C, C), "proj": (C, C), "fc1": (shape.hidden, C), "fc2": (C, shape.hidden),
     }  # fmt: skip
-    if by_heads or long or words["qkv"] == "inside":
+    if by_heads or words["qkv"] == "inside":
         del sizes["qkv"]
     tiles: dict[str, LayerTiles] = {}
     normed = []
@@ -129,14 +116,12 @@ def choose_clusters(
     for layer in ("qkv", "proj", "fc1", "fc2", "mlp"):
         chosen.launch.pop(layer, None)
     chosen.launch |= tiles
-    if by_heads or long:
+    if by_heads:
         words |= {"qkv": "inside", "attention": "fused"}
         why = f"{shape.windows} windows: one kernel per window and head"
         reasons |= {"qkv": why, "attention": why}
     if words["attention"] == "fused":
-        if long:
-            chosen.launch["attention"] = HopperLongConfig()
-        elif hopper is None:
+        if hopper is None:
             chosen.launch["attention"] = HopperHeadsConfig()
         else:
             reasons["attention"] += f"; not Hopper's: {hopper}"

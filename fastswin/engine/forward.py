@@ -35,18 +35,18 @@ class Forward(AttentionHalf, MlpHalf):
         if head is not None and bound.plan.head == "fused":
             return self.ops.norm_pool_head(
                 x, norm.weight, norm.bias, head.weight, head.bias, eps=self.eps,
-                offset=bound.stage_end[-1], impl="triton", pdl=bound.plan.pdl,
+                offset=bound.stage_end[-1], impl="triton", pdl=bound.plan.ends_ahead,
             )  # fmt: skip
         pooled = self.ops.norm_pool(
             x, norm.weight, norm.bias, eps=self.eps, offset=bound.stage_end[-1],
-            impl=implementation_of(bound.plan.pool), pdl=bound.plan.pdl,
+            impl=implementation_of(bound.plan.pool), pdl=bound.plan.ends_ahead,
         )  # fmt: skip
         if head is None:
             return pooled
         if bound.plan.head == "tiled":
             return self.ops.linear(
                 pooled, head.weight, head.bias, impl="triton", config=bound.plan.head_tiles,
-                pdl=bound.plan.pdl,
+                pdl=bound.plan.ends_ahead,
             )  # fmt: skip
         return F.linear(pooled, head.weight, head.library_bias)
 

@@ -29,7 +29,6 @@ from fastswin.ops import (
 from fastswin.ops.attention_half.config import HeadsConfig, WholeWindowConfig
 from fastswin.ops.attention_half.hopper_config import (
     HopperHeadsConfig,
-    HopperLongConfig,
     HopperWholeConfig,
     HopperWindowsConfig,
 )
@@ -70,9 +69,6 @@ __all__ = [
 ]
 
 Pair = tuple[int, int]
-
-#: Tiles of attention in one kernel with LayerNorm and qkv.
-HeadsTiles = HeadsConfig | HopperHeadsConfig | HopperLongConfig | HopperWindowsConfig
 
 
 def packed_window_attention(
@@ -141,7 +137,7 @@ def packed_heads_attention(
     window_size: Pair,
     shift_size: Pair,
     eps: float | None,
-    config: HeadsTiles | None = None,
+    config: HeadsConfig | HopperHeadsConfig | HopperWindowsConfig | None = None,
     *,
     pdl: bool = False,
     norm_stats: torch.Tensor | None = None,
@@ -154,8 +150,7 @@ def packed_heads_attention(
         bias, head_scale, pad_qkv: as :func:`packed_window_attention`.
         eps: of the LayerNorm; None where there is none in front (V2).
         config: tiles; None takes the heuristic, and so does a :class:`HopperHeadsConfig` where
-            statistics are needed and not there; a :class:`HopperLongConfig` has a LayerNorm in
-            front of it then. Hopper's have no padded tokens, and expect an
+            statistics are needed and not there. Hopper's have no padded tokens, and expect an
             ``offset`` only in ``vectors``.
         pdl: programmatic dependent launch (_triton/pdl.py).
         norm_stats: ``[2, parts, B * H * W]`` of x's rows, which another product has left
@@ -170,15 +165,6 @@ def packed_heads_attention(
                 eps, pdl, norm_stats,
             )  # fmt: skip
         config = None
-    if isinstance(config, HopperLongConfig):
-        from fastswin.ops.attention_half.hopper_launch import hopper_long_fwd
-
-        if eps is not None and norm_stats is None:
-            x, eps = layer_norm(x, eps=eps, impl="triton", pdl=pdl), None
-        return hopper_long_fwd(
-            x, weight, vectors, bias, scale, num_heads, window_size, shift_size, eps, pdl,
-            norm_stats,
-        )  # fmt: skip
     if isinstance(config, HopperWindowsConfig):
         from fastswin.ops.attention_half.hopper_launch import hopper_windows_fwd
 

@@ -16,7 +16,6 @@ from __future__ import annotations
 from fastswin.ops.attention_half.config import AttentionHalfConfig
 from fastswin.ops.attention_half.hopper_config import (
     HopperHeadsConfig,
-    HopperLongConfig,
     HopperWholeConfig,
     HopperWindowsConfig,
 )
@@ -42,7 +41,6 @@ LayerTiles = (
     | HopperHeadsConfig
     | HopperWholeConfig
     | HopperWindowsConfig
-    | HopperLongConfig
     | HopperAttentionConfig
 )
 

@@ -65,6 +65,7 @@ class ModelPlan:
 
     ``embed_products`` says of what the patch embedding's fp32 product is made (tf32.py),
     ``head_tiles`` are those of a head that is ours; None leaves them to the operator.
+    ``ends_ahead`` says that pool and head are launched ahead.
     """
 
     batch: int
@@ -76,3 +77,4 @@ class ModelPlan:
     pdl: bool = False
     embed_products: InputPrecision | None = None
     head_tiles: OneShotConfig | None = None
+    ends_ahead: bool = False

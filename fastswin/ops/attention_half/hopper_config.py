@@ -10,7 +10,6 @@ import dataclasses
 from fastswin._triton.available import why_no_gluon
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.attention_half.config import MAX_TOKENS
-from fastswin.ops.window_attention.hopper_config import hopper_attention_blocker
 
 #: Fewest and most channels of :class:`HopperHeadsConfig`: two tiles of rows, and weights that leave
 #: room for most of the rows' tiles (192 bytes a channel of weights, 128 of rows).
@@ -50,13 +49,6 @@ class HopperWindowsConfig:
     def shared_bytes(self, C: int) -> int:
         """Weights and rows of a program, less the vectors and the barrier."""
         return 192 * C + self.groups * self.buffers * 128 * C
-
-
-@dataclasses.dataclass(frozen=True)
-class HopperLongConfig:
-    """The form by heads of compute capability 9.0 for windows of 129 to 160 tokens
-    (hopper_long.py); it has no tiles to choose.
-    """
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,26 +112,6 @@ def _hopper_map_blocker(
     if map_size[0] * map_size[1] * C >= 2**31:
         return "tokens of one image are addressed in 32 bits"
     return None
-
-
-def hopper_long_slots(C: int) -> int:
-    """Tiles of rows that each group of :class:`HopperLongConfig` has; fewer than 2 are none."""
-    return min(C // 64, (HOPPER_BYTES - 192 * C - 1024) // (3 * 64 * 128))
-
-
-def hopper_long_blocker(
-    C: int, num_heads: int, window_size: tuple[int, int], map_size: tuple[int, int]
-) -> str | None:
-    """Reason why the kernel of :class:`HopperLongConfig` takes no such half; None where it does.
-
-    Args:
-        C, num_heads: channels and heads of the stage.
-        window_size, map_size: in tokens.
-    """
-    if C % 64 or hopper_long_slots(C) < 2:
-        return f"2 to 12 times 64 channels are needed, not {C}"
-    other = hopper_attention_blocker(C, num_heads, window_size, map_size)
-    return other or why_no_gluon("fastswin.ops.attention_half.hopper_long")
 
 
 def hopper_windows_blocker(

@@ -16,12 +16,8 @@ from fastswin.ops.attention_half.hopper_config import (
     default_hopper_whole_config,
     default_hopper_windows_config,
     hopper_heads_steps,
-    hopper_long_blocker,
-    hopper_long_slots,
 )
-from fastswin.ops.window_attention.config import padded_tokens
 from fastswin.ops.window_attention.geometry import num_windows
-from fastswin.ops.window_attention.hopper_config import REGISTERS
 from fastswin.ops.window_attention.launch import check_grid
 from fastswin.ops.window_attention.packing import LOG2_E
 
@@ -55,59 +51,19 @@ def hopper_heads_fwd(
         return out
     rows, cols = num_windows((H, W), window_size)
     programs = B * rows * cols * num_heads
+    width = next(channels for channels in (256, 128, 64) if C % channels == 0)
     span, slots = hopper_heads_steps(C)
     check_grid(programs)
     if (eps is None) != (norm_stats is None):
         raise ValueError("give eps and norm_stats together or not at all")
     launch(
-        _hopper_heads_kernel, programs, x, describe(weight, 32, _widest_block(C)), vectors, bias,
+        _hopper_heads_kernel, programs, x, describe(weight, 32, width), vectors, bias,
         vectors if head_scale is None else head_scale, out,
         vectors if norm_stats is None else norm_stats, scale * LOG2_E,
         0.0 if eps is None else eps, H, W, rows, cols, B * H * W,
         **_geometry(C, num_heads, window_size, shift_size, head_scale),
         PARTS=0 if norm_stats is None else norm_stats.shape[1],
         SPAN=span, SLOTS=slots, num_warps=4, **pdl_options(pdl, HOPPER),
-    )  # fmt: skip
-    return out
-
-
-def hopper_long_fwd(
-    x: torch.Tensor,
-    weight: torch.Tensor,
-    vectors: torch.Tensor,
-    bias: torch.Tensor,
-    scale: float,
-    num_heads: int,
-    window_size: Pair,
-    shift_size: Pair,
-    eps: float | None,
-    pdl: bool = False,
-    norm_stats: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """As :func:`hopper_heads_fwd`, of windows of 129 to 160 tokens, without cosine."""
-    from fastswin._triton.pdl import pdl_options
-    from fastswin.ops.attention_half.hopper_long import _hopper_long_kernel
-
-    B, H, W, C = x.shape
-    if blocker := hopper_long_blocker(C, num_heads, window_size, (H, W)):
-        raise ValueError(f"x does not fit: {blocker}")
-    if (eps is None) != (norm_stats is None):
-        raise ValueError("give eps and norm_stats together or not at all")
-    out = torch.empty_like(x)
-    if x.numel() == 0:
-        return out
-    rows, cols = num_windows((H, W), window_size)
-    programs = B * rows * cols * num_heads
-    check_grid(programs)
-    constants = _geometry(C, num_heads, window_size, shift_size, None)
-    del constants["COSINE"]
-    launch(
-        _hopper_long_kernel, programs, x, describe(weight, 32, _widest_block(C)), vectors, bias,
-        out, vectors if norm_stats is None else norm_stats, scale * LOG2_E,
-        0.0 if eps is None else eps, H, W, rows, cols, B * H * W, **constants,
-        NP=padded_tokens(window_size[0] * window_size[1]),
-        PARTS=0 if norm_stats is None else norm_stats.shape[1], SLOTS=hopper_long_slots(C),
-        REGISTERS=REGISTERS, num_warps=4, **pdl_options(pdl, HOPPER),
     )  # fmt: skip
     return out
 
@@ -210,15 +166,10 @@ def hopper_whole_fwd(
     return out
 
 
-def _widest_block(C: int) -> int:
-    """Channels of a copy of weights: as many warps ask for it as it has 64s."""
-    return next(channels for channels in (256, 128, 64) if C % channels == 0)
-
-
 def _geometry(
     C: int, num_heads: int, window_size: Pair, shift_size: Pair, head_scale: torch.Tensor | None
 ) -> dict[str, int | bool]:
-    """Constants of all kernels."""
+    """Constants of all three kernels."""
     return {
         "C": C, "NH": num_heads, "N": window_size[0] * window_size[1], "WH": window_size[0],
         "WW": window_size[1], "SH": shift_size[0], "SW": shift_size[1],

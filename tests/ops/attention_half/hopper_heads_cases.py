@@ -97,7 +97,7 @@ def make_problem(
     shift: tuple[int, int] = (3, 3),
     heads: int = 4,
     version: int = 1,
-    parts: int | None = 1,
+    parts: int = 1,
     dtype: torch.dtype = torch.float16,
     device: torch.device | str = "cpu",
     offset: float = 1.0,
