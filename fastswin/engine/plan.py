@@ -62,7 +62,7 @@ from fastswin.engine.form_tables import form_tables
 from fastswin.engine.fused_attention import FUSED_CAPABILITIES, FusedAttention
 from fastswin.engine.precision import Precision
 from fastswin.engine.stage_choice import Planned, plan_stage
-from fastswin.engine.stage_plan import ModelPlan
+from fastswin.engine.stage_plan import ModelPlan, StagePlan
 from fastswin.engine.tf32 import embed_products
 from fastswin.engine.whole_block import WholeBlocks
 from fastswin.models.config import SwinConfig
