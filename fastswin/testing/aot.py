@@ -61,6 +61,8 @@ class Compiled:
 
     ``serialized`` says that Hopper's asynchronous products wait for each other: the assembler does
     that, with a remark, where it finds their registers used while they are under way.
+    ``idle_barriers`` are those that are made and then not used: their memory is another buffer's
+    as well, whose values their beginning may destroy.
     ``dependent`` says that the code both triggers and waits (programmatic dependent launch), None
     that it does neither; False is a mistake.
     """
@@ -72,6 +74,7 @@ class Compiled:
     registers: int
     dependent: bool | None = None
     serialized: bool = False
+    idle_barriers: int = 0
 
 
 @contextlib.contextmanager
@@ -106,11 +109,12 @@ def compile_launch(launch: Launch, capability: int) -> Compiled:
     key = identity, generated_for
     if key not in _generated:
         _generated[key] = _generate(launch, generated_for)
-    ptx, shared_bytes = _generated[key]
+    ptx, shared_bytes, idle_barriers = _generated[key]
     registers, spills, serialized = assembler_report(ptx, capability)
     return Compiled(
-        launch.name, capability, shared_bytes, spills, registers, _dependent(ptx), serialized
-    )
+        launch.name, capability, shared_bytes, spills, registers, _dependent(ptx), serialized,
+        idle_barriers,
+    )  # fmt: skip
 
 
 def binary_identity(launch: Launch) -> str:
@@ -118,12 +122,12 @@ def binary_identity(launch: Launch) -> str:
     return f"{launch.kernel.__module__}.{launch.name} {_describe(launch)} {launch.options}"
 
 
-#: PTX and bytes of shared memory by binary and capability.
-_generated: dict[tuple[str, int], tuple[str, int]] = {}
+#: PTX, bytes of shared memory and idle barriers by binary and capability.
+_generated: dict[tuple[str, int], tuple[str, int, int]] = {}
 
 
-def _generate(launch: Launch, capability: int) -> tuple[str, int]:
-    """PTX of a launch and the shared memory of one program."""
+def _generate(launch: Launch, capability: int) -> tuple[str, int, int]:
+    """PTX of a launch, the shared memory of one program, and barriers that nobody uses."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.backends.nvidia.compiler import CUDABackend
@@ -142,7 +146,45 @@ def _generate(launch: Launch, capability: int) -> tuple[str, int]:
     ):
         target = GPUTarget("cuda", capability, 32)
         built = triton.compile(source, target=target, options=launch.options)
-    return built.asm["ptx"], built.metadata.shared
+    return built.asm["ptx"], built.metadata.shared, idle_barriers(built.asm["ttgir"])
+
+
+def idle_barriers(ttgir: str) -> int:
+    """Barriers of a kernel in Triton's GPU dialect that are initialised and then not used.
+
+    Args:
+        ttgir: text of the kernel, after the compiler has laid out tensors.
+    """
+    idle = 0
+    for name in re.findall(r"(%\w+) = ttg\.local_alloc\b.*xi64,", ttgir):
+        lines = _lines_with(name, ttgir)
+        views = [re.match(r"\s*(%\w+) = ttg\.memdesc_index\b", line) for line in lines]
+        uses = [
+            line
+            for line, view in zip(lines, views, strict=True)
+            for line in (_lines_with(view[1], ttgir) if view else [line])
+        ]
+        made = [line for line in uses if "ttng.init_barrier" in line]
+        idle += bool(made) and len(made) == len(uses)
+    return idle
+
+
+def fills_with_zeros(launch: Launch, capability: int) -> bool:
+    """Whether a compiled launch's copies of 16 bytes all happen and say how many bytes are not 0."""
+    ptx, *_ = _generated[binary_identity(launch), capability]
+    copies = re.findall(r"^.*cp\.async\.c[ag]\..*$", ptx, re.MULTILINE)
+    sized = r"\s*cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10, %r\d+;"
+    return bool(copies) and all(re.fullmatch(sized, copy) for copy in copies)
+
+
+def _lines_with(name: str, text: str) -> list[str]:
+    """Lines that use a value, without the one that defines it."""
+    used = re.compile(rf"{re.escape(name)}(?![\w#])")
+    return [
+        line
+        for line in text.splitlines()
+        if used.search(line) and not line.lstrip().startswith(f"{name} =")
+    ]
 
 
 def _dependent(ptx: str) -> bool | None:

@@ -38,6 +38,7 @@ def compile_each(program: Path, runs: Runs) -> list[list[dict]]:
         if line == "end of a run":
             found.append([])
         else:
+            assert not line.get("idle_barriers"), f"barriers that nobody uses: {line}"
             found[-1].append(line)
     assert len(found) == len(runs) + 1
     return found[:-1]

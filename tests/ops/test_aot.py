@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from ahead_of_time import compile_each
 
-from fastswin.testing.aot import SHARED_MEMORY_LIMIT
+from fastswin.testing.aot import SHARED_MEMORY_LIMIT, idle_barriers
 
 SCRIPT = Path(__file__).with_name("compile_block_kernels.py")
 
@@ -83,3 +83,29 @@ def test_dependent_launch_from_hopper_on_and_nowhere_below(capability):
         assert found == set()
     else:
         assert found == {k["name"] for k in kernels}
+
+
+#: A kernel's barriers in Triton's GPU dialect: one that a partition waits for, and another.
+BARRIERS = """
+    %used = ttg.local_alloc : () -> !ttg.memdesc<2x1xi64, #shared1, #smem, mutable>
+    %0 = ttg.memdesc_index %used[%c0] : !ttg.memdesc<2x1xi64, #shared1> -> !ttg.memdesc<1xi64>
+    ttng.init_barrier %0, 1 : !ttg.memdesc<1xi64, #shared1, #smem, mutable>
+    %used_1 = ttg.local_alloc : () -> !ttg.memdesc<1x1xi64, #shared1, #smem, mutable>
+    %1 = ttg.memdesc_index %used_1[%c0] : !ttg.memdesc<1x1xi64, #shared1> -> !ttg.memdesc<1xi64>
+    ttng.init_barrier %1, 3 : !ttg.memdesc<1xi64, #shared1, #smem, mutable>
+    %rows = ttg.local_alloc : () -> !ttg.memdesc<64x64xf16, #shared, #smem, mutable>
+"""
+
+
+@pytest.mark.parametrize(
+    ("uses", "idle"),
+    [
+        ("ttg.warp_specialize(%used, %rows)", 1),
+        ("ttg.warp_specialize(%used, %used_1, %rows)", 0),
+        ("ttng.wait_barrier %0, %c0\n ttng.arrive_barrier %1, 1, %true", 0),
+        ("ttng.wait_barrier %10, %c0", 2),
+    ],
+)
+def test_barriers_that_nobody_uses_are_found(uses, idle):
+    """One destroyed another buffer's first values, on the card only (docs/performance.md)."""
+    assert idle_barriers(f"{BARRIERS}    {uses}\n") == idle

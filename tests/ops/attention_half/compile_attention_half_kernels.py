@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import json
-import re
 import sys
 from unittest import mock
 
@@ -119,13 +118,6 @@ def run_as(capability: int) -> contextlib.ExitStack:
     return stack
 
 
-def fills_with_zeros(ptx: str) -> bool:
-    """Whether copies of 16 bytes all happen and say how many bytes of theirs are not 0."""
-    copies = re.findall(r"^.*cp\.async\.c[ag]\..*$", ptx, re.MULTILINE)
-    sized = r"\s*cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10, %r\d+;"
-    return bool(copies) and all(re.fullmatch(sized, copy) for copy in copies)
-
-
 if __name__ == "__main__":
     target = int(sys.argv[1])
     with run_as(target), aot.record_launches() as launches:
@@ -134,6 +126,5 @@ if __name__ == "__main__":
     for one in launches:
         compiled = dataclasses.asdict(aot.compile_launch(one, target))
         if one.kernel.is_gluon():
-            ptx, _ = aot._generated[aot.binary_identity(one), target]
-            compiled["fills_with_zeros"] = fills_with_zeros(ptx)
+            compiled["fills_with_zeros"] = aot.fills_with_zeros(one, target)
         print(json.dumps(compiled), flush=True)

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
+from ahead_of_time import compile_each
 from gluon_threads import Pointer, run_source
 from group_copies import Copies
 from hopper_attention_cases import make_problem
@@ -12,7 +15,10 @@ from fastswin.ops.window_attention import forward_hopper, launch_hopper
 from fastswin.ops.window_attention.config import padded_tokens
 from fastswin.ops.window_attention.hopper_config import hopper_attention_blocker
 from fastswin.ops.window_attention.packing import LOG2_E
+from fastswin.testing.aot import SHARED_MEMORY_LIMIT
 from fastswin.testing.tolerance import assert_close_to_oracle
+
+SCRIPT = Path(__file__).with_name("compile_hopper_attention.py")
 
 
 def run_on_cpu(problem, copies=None):
@@ -89,3 +95,13 @@ def test_a_shape_that_does_not_fit_is_refused_before_anything_is_launched():
         launch_hopper.hopper_attention_fwd(
             qkv, torch.zeros(4, 2, 144, 144), 0.2, 2, (12, 12), (6, 6)
         )
+
+
+def test_it_fits_the_card():
+    (kernels,) = compile_each(SCRIPT, ((),))
+    assert len(kernels) == 8
+    assert {k["name"] for k in kernels} == {"_hopper_attention_kernel"}
+    assert [k for k in kernels if k["shared_bytes"] > SHARED_MEMORY_LIMIT[90] * 1024] == []
+    assert [k for k in kernels if k["spill_bytes"] or k["serialized"]] == []
+    assert {k["dependent"] for k in kernels} == {True}
+    assert {k["fills_with_zeros"] for k in kernels} == {True}  # keys behind a window are finite
