@@ -170,7 +170,7 @@ def idle_barriers(ttgir: str) -> int:
 
 
 def fills_with_zeros(launch: Launch, capability: int) -> bool:
-    """Whether a compiled launch's copies of 16 bytes all happen and say how many bytes are not 0."""
+    """Whether all copies of 16 bytes of a compiled launch happen and say what of them is not 0."""
     ptx, *_ = _generated[binary_identity(launch), capability]
     copies = re.findall(r"^.*cp\.async\.c[ag]\..*$", ptx, re.MULTILINE)
     sized = r"\s*cp\.async\.cg\.shared\.global \[[^]]*\], \[[^]]*\], 0x10, %r\d+;"
