@@ -2,8 +2,9 @@
 
 Compiling is most of a suite's wall time and uses the CPU; timing needs the device alone. Each
 problem of a wave gets a process that builds and checks all its contenders, then waits; when every
-process of the wave is ready (or gone), each gets its turn to time while the others sleep. So the
-contenders of one problem are timed in one process, interleaved, on an otherwise idle card.
+process of the wave is ready (or gone), each gets its turn to time while the others sleep. Those
+that took too long are ended before. So the contenders of one problem are timed in one process,
+interleaved, on an otherwise idle card.
 """
 
 from __future__ import annotations
@@ -29,6 +30,9 @@ from fastswin.bench.roofline import Ceilings
 from fastswin.bench.suites import choose_device, clock_precision, measure_device, run_model_suite
 
 Progress = Callable[[str], None]
+
+#: What a process says that has built its contenders.
+_READY = "ready"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,25 +87,29 @@ def run_parallel(
             process.start()
             there.close()
             workers.append(_Worker(problem, process, here))
-        ready = _wait_until_ready(workers, build_s, progress)
+        ready, failures = _wait_until_ready(workers, build_s, progress)
+        for worker in workers:  # one that still compiles would take the others' cores
+            if worker not in ready:
+                worker.process.terminate()
+                worker.process.join(timeout=10)
+        wrong += failures
         start_timing()
         if ceilings is None:
             ceilings = measure_device(target, problems)
-        for worker in workers:
-            if worker not in ready:
-                wrong.append(f"{worker.problem}: not built within {build_s:g} s")
-                worker.process.terminate()
-                continue
+        for worker in ready:
             wrong += _time(worker, ceilings, target, suite, Path(out), progress)
         for worker in workers:
             worker.process.join(timeout=10)
     return wrong
 
 
-def _wait_until_ready(workers: list[_Worker], build_s: float, progress: Progress) -> list[_Worker]:
-    """Workers that said "ready" within the time; a process that died is never ready."""
+def _wait_until_ready(
+    workers: list[_Worker], build_s: float, progress: Progress
+) -> tuple[list[_Worker], list[str]]:
+    """Workers that said "ready" within the time, in their order, and what the others died of."""
     deadline = time.monotonic() + build_s
     ready: list[_Worker] = []
+    failures: list[str] = []
     waiting = list(workers)
     while waiting and time.monotonic() < deadline:
         by_pipe = {w.pipe: w for w in waiting}
@@ -109,11 +117,18 @@ def _wait_until_ready(workers: list[_Worker], build_s: float, progress: Progress
         for pipe in multiprocessing.connection.wait(list(by_pipe), timeout=left):
             worker = by_pipe[pipe]  # type: ignore[index]
             waiting.remove(worker)
-            with contextlib.suppress(EOFError):
-                worker.pipe.recv()
+            try:
+                said = worker.pipe.recv()
+            except EOFError:
+                failures.append(f"{worker.problem}: its process died while it built")
+                continue
+            if said == _READY:
                 ready.append(worker)
                 progress(f"{worker.problem}: built")
-    return ready
+            else:
+                failures += said["wrong"] or [f"{worker.problem}: nothing was measured"]
+    failures += [f"{worker.problem}: not built within {build_s:g} s" for worker in waiting]
+    return [worker for worker in workers if worker in ready], failures
 
 
 def _time(
@@ -143,7 +158,7 @@ class _Turn:
 
     @contextlib.contextmanager
     def __call__(self) -> Iterator[None]:
-        self.pipe.send("ready")
+        self.pipe.send(_READY)
         self.ceilings = self.pipe.recv()
         yield
 
@@ -165,11 +180,16 @@ def _work(
     turn = _Turn(pipe)
     lines: list[str] = []
     placeholder = Ceilings(copy_tbs=1.0, gemm_tflops={problem.dtype: 1.0, "fp16": 1.0, "fp32": 1.0})
-    with tempfile.TemporaryDirectory() as scratch:
-        result = run_model_suite(
-            [problem], variants, device, scratch, seconds, lines.append, suite=suite,
-            ceilings=placeholder, exclusive=turn,
-        )  # fmt: skip
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            result = run_model_suite(
+                [problem], variants, device, scratch, seconds, lines.append, suite=suite,
+                ceilings=placeholder, exclusive=turn,
+            )  # fmt: skip
+    except Exception as error:
+        said = f"{problem}: {type(error).__name__}: {error}"
+        pipe.send({"records": [], "lines": [], "wrong": [said]})
+        raise
     records = [_with_ceilings(o, turn.ceilings) for o in result.outcomes if o.record is not None]
     kept = [line for line in lines if " ms " in line or ": red" in line or "error" in line]
     pipe.send({"records": records, "lines": kept, "wrong": result.problems_found})

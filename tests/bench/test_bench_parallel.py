@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 
 import pytest
 
@@ -45,6 +46,26 @@ def test_worker_that_fails_is_reported_and_the_rest_goes_on(tmp_path):
     assert "tf32" in wrong[0]
     (path,) = tmp_path.rglob("*.json")
     assert [r["dtype"] for r in json.loads(path.read_text())["records"]] == ["fp32"]
+
+
+def test_a_worker_that_is_late_is_ended_before_the_others_are_timed(tmp_path):
+    """It would take their cores; children were left to compile until their wave had been timed."""
+    children: list[int] = []
+    wrong = run_parallel(
+        [Problem("tiny", "fp32", 1, TINY)], 1, ["eager"], device="cpu", out=tmp_path,
+        build_s=0.05, start_timing=lambda: children.append(len(multiprocessing.active_children())),
+    )  # fmt: skip
+    assert wrong == ["tiny fp32 batch 1: not built within 0.05 s"]
+    assert children == [0]
+
+
+def test_what_a_worker_died_of_is_reported(tmp_path):
+    problem = Problem("tiny", "fp32", 1, TINY)
+    wrong = run_parallel([problem], 1, ["eager", "nonsense"], device="cpu", out=tmp_path)
+    assert len(wrong) == 1
+    assert wrong[0].startswith(f"{problem}: ")
+    assert "nonsense" in wrong[0]
+    assert list(tmp_path.rglob("*.json")) == []
 
 
 def test_processes_must_be_positive():

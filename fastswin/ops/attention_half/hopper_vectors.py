@@ -1,6 +1,6 @@
 """What Hopper kernels of one head add behind its projections, in shared memory.
 
-    vectors [6, 1, 32]   bias of q, k and v, then the sums of their weights' rows (packing.py)
+vectors [6, 1, 32]   bias of q, k and v, then the sums of their weights' rows (packing.py)
 """
 
 from __future__ import annotations
