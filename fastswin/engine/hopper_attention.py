@@ -1,11 +1,13 @@
-"""Attention halves of compute capability 9.0 whose programs walk over several windows.
+"""Attention of compute capability 9.0 in forms of its own, half precision.
 
     by windows   LayerNorm, qkv and attention of one head, proj by our product behind it
     whole        the half from LayerNorm to the residual, narrow stages
+    long         attention alone, few windows of 129 to 160 tokens
 
-In the plan's words attention "fused" with a ``HopperWindowsConfig`` or a ``HopperWholeConfig``, qkv
-and, whole, proj "inside". They add no bias that the library has left, so the stage's MLP is one
-kernel ("fused"), which leaves none. Half precision, windows of 49 to 64 tokens.
+The first two walk over several windows of 49 to 64 tokens. In the plan's words attention is "fused"
+with a ``HopperWindowsConfig`` or a ``HopperWholeConfig``, qkv and, whole, proj "inside". They add
+no bias that the library has left, so the stage's MLP is one kernel ("fused"), which leaves none.
+Long windows change no word: "triton" with a ``HopperAttentionConfig``.
 """
 
 from __future__ import annotations

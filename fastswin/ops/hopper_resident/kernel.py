@@ -349,7 +349,9 @@ def _resident_mlp_kernel(
     full = barriers(GROUPS, 1)
     empty = barriers(GROUPS, 1)
     weights = barriers(STAGES, 1)
-    used = barriers(STAGES, GROUPS)
+    used = weights  # a barrier that nobody uses would share its memory with something else
+    if STAGES < STEPS:
+        used = barriers(STAGES, GROUPS)
     fence_async_shared()
     gl.warp_specialize(
         [

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from hopper_attention_cases import make_problem
+from long_attention_cases import make_problem
 
 from fastswin._triton.device import HOPPER, device_capability
 from fastswin.ops.window_attention.launch_hopper import hopper_attention_fwd

@@ -9,7 +9,7 @@ import torch
 from ahead_of_time import compile_each
 from gluon_threads import Pointer, run_source
 from group_copies import Copies
-from hopper_attention_cases import make_problem
+from long_attention_cases import make_problem
 
 from fastswin.ops.window_attention import forward_hopper, launch_hopper
 from fastswin.ops.window_attention.config import padded_tokens
