@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import copy
+from typing import Any
 from unittest import mock
 
 import torch
 from swin_references import our_model
 
 from fastswin.engine import Engine, choice
+from fastswin.engine.bind import bind
+from fastswin.engine.forward import Forward
+from fastswin.engine.precision import PRECISIONS
+from fastswin.engine.prepare import prepare
+from fastswin.engine.stage_plan import ModelPlan
 from fastswin.models import SwinTransformer
 
 #: Image whose maps (9x13, then 5x7) are no multiple of the patch, of a 4x4 window or of 2.
@@ -36,6 +43,19 @@ def cpu_engine(source, precision: str = "fp32", **arguments) -> Engine:
 def largest_difference(actual: torch.Tensor, expected: torch.Tensor) -> float:
     assert actual.shape == expected.shape
     return (actual.double() - expected.double()).abs().max().item()
+
+
+@torch.no_grad()
+def check_plan_in_fp16(model: SwinTransformer, plan: ModelPlan, ops: Any) -> None:
+    """Logits under a plan, kernels stood in for by ``ops``, against fp64 and the model in fp16."""
+    precision = PRECISIONS["fp16"]
+    weights = prepare(model, torch.device("cpu"), torch.float16)
+    forward = Forward(model.config, weights, precision, ops)
+    images = images_like(model, 1)
+    truth = copy.deepcopy(model).double()(images.double())
+    eager = copy.deepcopy(model).half()(images.half()).double()
+    logits = forward.logits(images.half(), bind(plan, weights, precision)).double()
+    assert (logits - truth).abs().max() <= 1.5 * (eager - truth).abs().max()
 
 
 @contextlib.contextmanager

@@ -10,6 +10,7 @@ import dataclasses
 from fastswin._triton.available import why_no_gluon
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.attention_half.config import MAX_TOKENS
+from fastswin.ops.window_attention.hopper_config import map_blocker
 
 #: Fewest and most channels of :class:`HopperHeadsConfig`: two tiles of rows, and weights that leave
 #: room for most of the rows' tiles (192 bytes a channel of weights, 128 of rows).
@@ -107,11 +108,7 @@ def _hopper_map_blocker(
     tokens = window_size[0] * window_size[1]
     if not 49 <= tokens <= MAX_TOKENS:
         return f"windows of 49 to {MAX_TOKENS} tokens are needed, not {tokens}"
-    if any(side % window for side, window in zip(map_size, window_size, strict=True)):
-        return f"a map of {map_size} is no multiple of a window of {window_size}"
-    if map_size[0] * map_size[1] * C >= 2**31:
-        return "tokens of one image are addressed in 32 bits"
-    return None
+    return map_blocker(C, window_size, map_size)
 
 
 def hopper_windows_blocker(

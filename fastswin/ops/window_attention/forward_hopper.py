@@ -12,7 +12,7 @@ scores (hopper_long_tile.py). The table is asked for, into registers, before the
 in front, behind which each group fetches its 64 tokens' q, k and v by 16 bytes a thread, since no
 rectangle of the map holds a shifted window's.
 
-128 N FLOPs for each of 192 queries; ``192 N + 2 NP**2`` bytes a program.
+128 N FLOPs for each of 192 queries; ``256 N + 2 NP**2`` bytes a program.
 """
 
 from __future__ import annotations

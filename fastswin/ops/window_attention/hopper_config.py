@@ -32,8 +32,14 @@ def hopper_attention_blocker(
         return f"heads of 32 channels are needed, not {num_heads} in {C}"
     if len(key_tiles(tokens)) != 2 or key_tiles(tokens)[0] != 128:
         return f"windows of 129 to 160 tokens are needed, not {tokens}"
+    other = map_blocker(3 * C, window_size, map_size)
+    return other or why_no_gluon("fastswin.ops.window_attention.forward_hopper")
+
+
+def map_blocker(channels: int, window_size: Pair, map_size: Pair) -> str | None:
+    """Reason why no Hopper kernel takes windows of a map of so many channels; else None."""
     if any(side % window for side, window in zip(map_size, window_size, strict=True)):
         return f"a map of {map_size} is no multiple of a window of {window_size}"
-    if map_size[0] * map_size[1] * 3 * C >= 2**31:
+    if map_size[0] * map_size[1] * channels >= 2**31:
         return "tokens of one image are addressed in 32 bits"
-    return why_no_gluon("fastswin.ops.window_attention.forward_hopper")
+    return None

@@ -35,11 +35,11 @@ def hopper_attention_fwd(
 
     B, H, W, channels = qkv.shape
     C = channels // 3
-    if out is None:
-        out = qkv.new_empty(B, H, W, C)
     blocker = hopper_attention_blocker(C, num_heads, window_size, (H, W))
     if blocker is not None:
         raise ValueError(f"qkv does not fit: {blocker}")
+    if out is None:
+        out = qkv.new_empty(B, H, W, C)
     if B == 0:
         return out
     tokens = window_size[0] * window_size[1]
