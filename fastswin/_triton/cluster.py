@@ -10,12 +10,19 @@ so many, which the driver is asked.
 from __future__ import annotations
 
 import copy
+import ctypes
 from collections.abc import Hashable
 from typing import Any
 
 from fastswin._triton.available import interpreting
 from fastswin._triton.device import HOPPER, on_device
 from fastswin._triton.launch import compiles_only, kind_of_call, on_grid
+
+#: Shared memory that a kernel has without asking; Triton asks for those that it counts more for.
+_UNASKED_BYTES = 48 * 1024
+
+#: CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES (cuda.h).
+_MOST_SHARED_BYTES = 8
 
 #: Kernels ready for launches in clusters, with the parameters behind their arguments, by call.
 _CLUSTERED: dict[Hashable, tuple[Any, list[tuple[str, Any]], int]] = {}
@@ -88,9 +95,23 @@ def _clustered(
         clustered = copy.copy(compiled)
         warps, _, shared = compiled.packed_metadata
         clustered.packed_metadata = (warps, size, shared + tail_bytes)
+        if shared <= _UNASKED_BYTES < shared + tail_bytes:
+            _allow_shared_bytes(compiled.function, shared + tail_bytes)
         at_once = driver.active.utils.cuOccupancyMaxActiveClusters(
             compiled.function, shared + tail_bytes, size
         )
         parameters = list(kernel.signature.parameters.values())[len(arguments) :]
         _CLUSTERED[key] = clustered, [(p.name, p.default) for p in parameters], at_once
     return _CLUSTERED[key]
+
+
+def _allow_shared_bytes(function: int, size: int) -> None:
+    """Let launches of a function have so many bytes of shared memory.
+
+    Raises:
+        RuntimeError: the driver refuses.
+    """
+    library = ctypes.CDLL("libcuda.so.1")
+    code = library.cuFuncSetAttribute(ctypes.c_void_p(function), _MOST_SHARED_BYTES, size)
+    if code != 0:
+        raise RuntimeError(f"cuFuncSetAttribute returned {code} for {size} bytes of shared memory")

@@ -125,6 +125,17 @@ def expect_bytes_of_each(barriers, BYTES: gl.constexpr, NUMBER: gl.constexpr):
 
 
 @gluon.jit
+def expect_more_bytes(barrier, BYTES: gl.constexpr):
+    """The one arrival of a barrier's next filling."""
+    gl.inline_asm_elementwise(
+        "{ .reg .pred first; .reg .b32 thread; mov.u32 thread, %tid.x;"
+        " setp.eq.u32 first, thread, 0;"
+        " @first mbarrier.arrive.expect_tx.shared::cta.b64 _, [$1], $2; mov.u32 $0, 0; }",
+        "=r,r,r,~{memory}", [barrier, BYTES], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.jit
 def arrive_by_warp(barrier):
     """One arrival of each warp, not of a thread each."""
     gl.inline_asm_elementwise(

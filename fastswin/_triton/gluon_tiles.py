@@ -8,9 +8,9 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 
 @gluon.constexpr_function
-def accumulator(COLUMNS, ROWS=64):
-    """Layout of what a warp for 16 rows each makes of so many columns, fp32."""
-    return gl.NVMMADistributedLayout([3, 0], [ROWS // 16, 1], [16, COLUMNS, 16])
+def accumulator(COLUMNS, ROWS=64, ACROSS=1):
+    """Layout of what a warp for 16 rows each makes of so many columns, fp32; ACROSS side by side."""
+    return gl.NVMMADistributedLayout([3, 0], [ROWS // 16, ACROSS], [16, COLUMNS // ACROSS, 16])
 
 
 @gluon.jit

@@ -38,7 +38,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fastswin._triton.gluon_tiles import accumulator, buffers
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
-from fastswin._triton.row_statistics import joined_stats
+from fastswin._triton.row_statistics import join_stats, load_stats
 from fastswin.ops.window_attention.hopper_tile import HEAD, attend, operand, vector_row
 from fastswin.ops.window_attention.tile import locate_window, token_rows
 
@@ -92,7 +92,7 @@ def _multiply(
     pointers, live, tiles, weights, ready, STEPS: gl.constexpr, SPAN: gl.constexpr,
     SLOTS: gl.constexpr, SLABS: gl.constexpr,
 ):  # fmt: skip
-    """q, k and v of a window's rows, SPAN steps a turn.
+    """q, k and v of a window's rows, SPAN steps a turn, the last turn's products under way.
 
     A turn's rows are read from shared memory while the products of the turn before are under way.
     """
@@ -109,7 +109,8 @@ def _multiply(
             x = _read(tiles, turn + 1, TURNS, SPAN, SLOTS)
         if turn * SPAN < STEPS - SLOTS:
             _fetch(pointers, live, tiles, SLOTS + turn * SPAN, SPAN, SLOTS)
-        q, k, v = warpgroup_mma_wait(0, deps=(q, k, v))
+        if turn + 1 < TURNS:
+            q, k, v = warpgroup_mma_wait(0, deps=(q, k, v))
     return q, k, v
 
 
@@ -190,12 +191,13 @@ def _hopper_heads_kernel(
     mean = gl.zeros_like(row).to(gl.float32)
     rstd = mean
     if PARTS > 0:
-        mean, rstd = joined_stats(
-            norm_stats_ptr, image * H * W + place, live, tokens, eps, C, PARTS
-        )
+        means, squares = load_stats(norm_stats_ptr, image * H * W + place, live, tokens, PARTS)
     q, k, v = _multiply(
         pointers, inside, x_tiles, weights, ready, STEPS, SPAN, SLOTS, WIDTH // STEP
     )
+    if PARTS > 0:
+        mean, rstd = join_stats(means, squares, eps, C, PARTS)
+    q, k, v = warpgroup_mma_wait(0, deps=(q, k, v))
     q = _projected(q, q_vectors, mean, rstd, PARTS > 0)
     k = _projected(k, k_vectors, mean, rstd, PARTS > 0)
     v = _projected(v, v_vectors, mean, rstd, PARTS > 0)

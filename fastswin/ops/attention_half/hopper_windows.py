@@ -37,7 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fastswin._triton.gluon_tiles import accumulator, buffers
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
-from fastswin._triton.row_statistics import joined_stats
+from fastswin._triton.row_statistics import join_stats, load_stats
 from fastswin.ops.attention_half.hopper_vectors import keep_vectors, projected
 from fastswin.ops.window_attention.hopper_tile import HEAD, attend, operand
 from fastswin.ops.window_attention.tile import locate_window, token_rows
@@ -210,16 +210,14 @@ def _window(
             x_ptr, x_tiles, other, follower, after, H, W, windows_per_col, windows_per_row, 0,
             C, N, WH, WW, SH, SW,
         )  # fmt: skip
-    mean = gl.zeros_like(row).to(gl.float32)
-    rstd = mean
     if PARTS > 0:
-        mean, rstd = joined_stats(
-            norm_stats_ptr, image * H * W + place, live, tokens, eps, C, PARTS
-        )
+        means, squares = load_stats(norm_stats_ptr, image * H * W + place, live, tokens, PARTS)
     q, k, v, own_mean, variance = _multiply(
         x_tiles, first, weights, STEPS, HALF, BEHIND, NORMALIZE and PARTS == 0
     )
-    if PARTS == 0:
+    if PARTS > 0:
+        mean, rstd = join_stats(means, squares, eps, C, PARTS)
+    else:
         mean = own_mean
         rstd = gl.rsqrt(variance + eps)
     tl.debug_barrier()  # all warps have read all rows

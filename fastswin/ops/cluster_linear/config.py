@@ -2,10 +2,10 @@
 
 ``M`` rows, ``N`` output and ``K`` input channels. Shared memory of a program, in bytes:
 
-    slots * (block_m + block_n) * block_k * 2       ring of operand tiles
+    slots * (block_m + block_n) * block_k * 2       ring of operand tiles, in whole larger ones
     splits > 1: block_m * block_n * 4       sums of its rows from all programs of its tile
     post-norm: N / block_n * block_m / splits * 8       statistics of its rows from all tiles
-    512                                     barriers, alignment
+    128 and 16 + 8 * slots                  alignment, barriers
 """
 
 from __future__ import annotations
@@ -47,6 +47,8 @@ class ClusterLinearConfig:
         splits: programs of a cluster, which share one tile's K: 1, 2, 4 or 8.
         slots: operand tiles in the ring; a program that has as many as steps loads all at once.
         block_k: channels of K in one step, 64, 128 or 256.
+        share_rows: tiles of rows of a cluster, which share what is copied of the weight.
+        share_columns: tiles of columns of a cluster, which share what is copied of x.
     """
 
     block_m: int
@@ -54,6 +56,8 @@ class ClusterLinearConfig:
     splits: int
     slots: int
     block_k: int = BLOCK_K
+    share_rows: int = 1
+    share_columns: int = 1
 
     @property
     def narrow(self) -> bool:
@@ -61,28 +65,48 @@ class ClusterLinearConfig:
         return self.block_m < NARROW
 
     @property
+    def warps_across(self) -> int:
+        """Warps side by side: two where what stands behind the product is the tile's to finish."""
+        return 2 if (self.block_m, self.block_n, self.splits) == (64, 128, 1) else 1
+
+    @property
     def warps(self) -> int:
-        """Of a program: one for 16 lines of the first operand."""
-        return (self.block_n if self.narrow else self.block_m) // 16
+        """Of a program: one for 16 lines of the first operand, and side by side."""
+        return (self.block_n if self.narrow else self.block_m) // 16 * self.warps_across
 
     def steps(self, K: int) -> int:
         """Steps that each program multiplies."""
         return K // (self.block_k * self.splits)
 
+    def columns(self, N: int, post_norm: bool) -> int:
+        """Tiles of columns of a cluster: with a post-norm all of a row."""
+        return N // self.block_n if post_norm else self.share_columns
+
     def programs(self, N: int, post_norm: bool) -> int:
-        """Programs of a cluster: of a tile, with a post-norm of all tiles of a row."""
-        return self.splits * (N // self.block_n if post_norm else 1)
+        """Programs of a cluster."""
+        return self.splits * self.share_rows * self.columns(N, post_norm)
+
+    @property
+    def head_bytes(self) -> int:
+        """Barriers: of sums, of statistics, of the ring's slots."""
+        return (16 + 8 * self.slots + 127) // 128 * 128
 
     def tail_bytes(self, N: int = 0, post_norm: bool = False) -> int:
-        """What a cluster's programs write into: barriers, sums, statistics; 128 to align it."""
+        """What lies behind the ring: barriers, sums, statistics; 128 to align it."""
         sums = 4 * self.block_m * self.block_n if self.splits > 1 else 0
         statistics = 8 * self.block_m // self.splits * (N // self.block_n) if post_norm else 0
-        return 256 + sums + statistics if sums + statistics else 0
+        return self.head_bytes + 128 + sums + statistics
+
+    @property
+    def ring_bytes(self) -> int:
+        """Of all operand tiles, as many as the larger operand's divide."""
+        large = 128 * max(self.block_m, self.block_n)
+        needed = self.slots * 2 * self.block_k * (self.block_m + self.block_n)
+        return cdiv(needed, large) * large
 
     def shared_bytes(self, N: int = 0, post_norm: bool = False) -> int:
-        """Shared memory of a program, with 256 bytes of barriers of the ring."""
-        ring = self.slots * 2 * self.block_k * (self.block_m + self.block_n)
-        return ring + self.tail_bytes(N, post_norm) + 256
+        """Shared memory of a program."""
+        return self.ring_bytes + self.tail_bytes(N, post_norm)
 
 
 def ring_slots(
@@ -95,13 +119,16 @@ def ring_slots(
     block_k: int = BLOCK_K,
 ) -> int:
     """As many slots as a program has steps, or as fit."""
-    empty = ClusterLinearConfig(block_m, block_n, splits, 0, block_k)
-    one = 2 * block_k * (block_m + block_n)
-    return min(empty.steps(K), (MAX_SHARED_BYTES - empty.shared_bytes(N, post_norm)) // one)
+    steps = ClusterLinearConfig(block_m, block_n, splits, 0, block_k).steps(K)
+    for slots in range(steps, 0, -1):
+        ring = ClusterLinearConfig(block_m, block_n, splits, slots, block_k)
+        if ring.shared_bytes(N, post_norm) <= MAX_SHARED_BYTES:
+            return slots
+    return 0
 
 
 #: Rows up to a number, then block_m, block_n, splits and block_k of their fastest tiles.
-Measured = tuple[tuple[int, int, int, int, int], ...]
+Measured = tuple[tuple[int, ...], ...]
 
 #: Fastest tiles by (N, K) of the named variants (H200: chains that start with a cold L2, then whole
 #: models where a change was worth it); patch merging's products among them.
@@ -177,10 +204,10 @@ def default_cluster_linear_config(M: int, N: int, K: int) -> ClusterLinearConfig
 
 
 def _with_ring(
-    K: int, block_m: int, block_n: int, splits: int, block_k: int = BLOCK_K
+    K: int, block_m: int, block_n: int, splits: int, block_k: int = BLOCK_K, *shares: int
 ) -> ClusterLinearConfig:
     slots = ring_slots(block_m, block_n, splits, K, block_k=block_k)
-    return ClusterLinearConfig(block_m, block_n, splits, slots, block_k)
+    return ClusterLinearConfig(block_m, block_n, splits, slots, block_k, *shares)
 
 
 def _expected_us(config: ClusterLinearConfig, M: int, N: int, K: int) -> float:
@@ -237,8 +264,13 @@ def config_blocker(
     shared = config.shared_bytes(N, post_norm)
     if shared > MAX_SHARED_BYTES:
         return f"{config} takes {shared} of {MAX_SHARED_BYTES} bytes"
+    columns = N // config.block_n
+    if min(config.share_rows, config.share_columns) < 1 or columns % config.share_columns:
+        return f"tiles of 1 row or more, and of a divisor of {columns} columns, share: {config}"
+    if post_norm and (config.share_rows > 1 or config.share_columns not in (1, columns)):
+        return f"with a post-norm all {columns} tiles of a row share x, or none, not {config}"
     if config.programs(N, post_norm) > MAX_PROGRAMS:
-        return f"a row of {N} columns takes {config.programs(N, post_norm)} programs of 16"
+        return f"a cluster of {config.programs(N, post_norm)} programs, of {MAX_PROGRAMS} at most"
     if not K or K % (config.block_k * config.splits):
         return f"{K} input channels are no multiple of {config.splits} times {config.block_k}"
     if config.slots != config.steps(K) and not 2 <= config.slots < config.steps(K):

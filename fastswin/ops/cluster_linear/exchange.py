@@ -17,10 +17,10 @@ from fastswin._triton.gluon_tiles import accumulator
 
 
 @gluon.constexpr_function
-def rows_layout(BLOCK_M, BLOCK_N, SPLITS):
+def rows_layout(BLOCK_M, BLOCK_N, SPLITS, ACROSS=1):
     """Layout of a program's rows of a tile; the tile's own where there is one program."""
     if SPLITS == 1:
-        return accumulator(BLOCK_N, BLOCK_M)
+        return accumulator(BLOCK_N, BLOCK_M, ACROSS)
     rows = BLOCK_M // SPLITS
     warps = BLOCK_M // 16
     across = min(warps, SPLITS)  # warps that share a row
@@ -43,11 +43,11 @@ def _sending(BLOCK_M, BLOCK_N, SPLITS):
     """
     values, outputs = BLOCK_N // 2, BLOCK_N // 8
     address, barrier = f"${outputs + values}", f"${outputs + 2 * values}"
-    store = "st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
+    store = "@!own st.async.weak.shared::cluster.mbarrier::complete_tx::bytes"
     text = (
-        "{ .reg .b32 warp, lane, below, to, counter, tile; mov.u32 lane, %tid.x;"
-        " shr.u32 warp, lane, 5; and.b32 lane, lane, 31; mov.u32 tile, %cluster_ctarank;"
-        f" and.b32 tile, tile, {0x100 - SPLITS};"
+        "{ .reg .pred own; .reg .b32 warp, lane, below, to, counter, tile, rank;"
+        " mov.u32 lane, %tid.x; shr.u32 warp, lane, 5; and.b32 lane, lane, 31;"
+        f" mov.u32 rank, %cluster_ctarank; and.b32 tile, rank, {0x100 - SPLITS};"
     )
     if BLOCK_M // SPLITS == 8:
         text += f" shl.b32 lane, lane, 3; add.u32 below, {address}, lane; shl.b32 warp, warp, 1;"
@@ -55,9 +55,12 @@ def _sending(BLOCK_M, BLOCK_N, SPLITS):
         for half in range(2):
             text += " mapa.shared::cluster.u32 to, below, warp;"
             text += f" mapa.shared::cluster.u32 counter, {barrier}, warp;"
+            text += " setp.eq.u32 own, warp, rank;"
             for i in range(outputs):
                 first = outputs + 4 * i + 2 * half
-                text += f" {store}.v2.b32 [to+{256 * i}], {{${first}, ${first + 1}}}, [counter];"
+                two = f"{{${first}, ${first + 1}}}"
+                text += f" {store}.v2.b32 [to+{256 * i}], {two}, [counter];"
+                text += f" @own st.shared.v2.b32 [below+{256 * i}], {two};"
             text += " add.u32 warp, warp, 1;"
         return text + " }"
     warps_of_one = BLOCK_M // 16 // SPLITS
@@ -66,11 +69,12 @@ def _sending(BLOCK_M, BLOCK_N, SPLITS):
         f" mad.lo.u32 below, below, {64 * BLOCK_N}, lane; add.u32 below, below, {address};"
         f" div.u32 warp, warp, {warps_of_one}; add.u32 warp, warp, tile;"
         " mapa.shared::cluster.u32 to, below, warp;"
-        f" mapa.shared::cluster.u32 counter, {barrier}, warp;"
+        f" mapa.shared::cluster.u32 counter, {barrier}, warp; setp.eq.u32 own, warp, rank;"
     )
     for i in range(outputs):
         four = ", ".join(f"${outputs + 4 * i + k}" for k in range(4))
         text += f" {store}.v4.b32 [to+{512 * i}], {{{four}}}, [counter];"
+        text += f" @own st.shared.v4.b32 [below+{512 * i}], {{{four}}};"
     return text + " }"
 
 

@@ -37,28 +37,26 @@ from __future__ import annotations
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import (
-    fence_async_shared,
-    mbarrier,
-    tma,
-    warpgroup_mma,
-    warpgroup_mma_wait,
-)
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
 
 from fastswin._triton.cluster_memory import (
     cluster_arrive,
     cluster_wait,
     expect_bytes,
+    expect_bytes_of_each,
+    expect_more_bytes,
     joined_statistics,
     part_statistics,
     send_statistics,
     tail_address,
+    wait_arrivals,
     wait_bytes,
 )
-from fastswin._triton.gluon_tiles import accumulator, buffers
+from fastswin._triton.gluon_tiles import accumulator
 from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
-from fastswin._triton.row_statistics import joined_stats
+from fastswin._triton.row_statistics import join_stats, load_stats
+from fastswin._triton.tile_copies import ask_for_tiles, ring_address
 from fastswin.ops.cluster_linear.exchange import (
     receive_rows,
     rows_layout,
@@ -71,12 +69,99 @@ from fastswin.ops.cluster_linear.narrow_exchange import (
 )
 
 
+@gluon.constexpr_function
+def _parameter(place):
+    """The name that a descriptor has in PTX, which begins with the kernel's.
+
+    It is five parameters: itself, then its two sizes and two strides.
+    """
+    return f"_cluster_linear_kernel_param_{place}"
+
+
+X, WEIGHT = gl.constexpr(1), gl.constexpr(6)
+
+
 @gluon.jit
-def _load_step(desc, tiles, ready, first, k0, STEP: gl.constexpr):
-    """One operand of a step into its slot, whose barrier expects it."""
-    slot: gl.constexpr = STEP % tiles.shape[0]
-    k = k0 + STEP * desc.block_type.shape[1]
-    tma.async_copy_global_to_shared(desc, [first, k], ready.index(slot), tiles.index(slot))
+def _place(
+    N: gl.constexpr, BLOCK_N: gl.constexpr, SPLITS: gl.constexpr, SHARE_ROWS: gl.constexpr,
+    COLUMNS: gl.constexpr,
+):  # fmt: skip
+    """Tile of rows, tile of columns, part of K; places of both tiles in the cluster."""
+    rank = gl.program_id(0) % (SPLITS * SHARE_ROWS * COLUMNS)
+    cluster = gl.program_id(0) // (SPLITS * SHARE_ROWS * COLUMNS)
+    down = rank // SPLITS % SHARE_ROWS
+    across = rank // (SPLITS * SHARE_ROWS)
+    across_all: gl.constexpr = N // BLOCK_N // COLUMNS
+    tile_row = cluster // across_all * SHARE_ROWS + down
+    tile_col = cluster % across_all * COLUMNS + across
+    return tile_row, tile_col, rank % SPLITS, down, across
+
+
+@gluon.jit
+def _tiles(
+    x_desc, weight_desc, COUNT: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
+):  # fmt: skip
+    """One buffer as tiles of x and as tiles of the weight; of the larger ones COUNT come first."""
+    LARGE: gl.constexpr = BLOCK_N if BLOCK_N > BLOCK_M else BLOCK_M
+    SMALL: gl.constexpr = BLOCK_M if BLOCK_N > BLOCK_M else BLOCK_N
+    ALL: gl.constexpr = (COUNT * (LARGE + SMALL) + LARGE - 1) // LARGE
+    dtype: gl.constexpr = x_desc.dtype
+    if BLOCK_N > BLOCK_M:
+        weights = gl.allocate_shared_memory(dtype, [ALL, LARGE, 64], weight_desc.layout)
+        return weights._reinterpret(dtype, [ALL * LARGE // SMALL, SMALL, 64], x_desc.layout), weights
+    else:
+        rows = gl.allocate_shared_memory(dtype, [ALL, LARGE, 64], x_desc.layout)
+        return rows, rows._reinterpret(dtype, [ALL * LARGE // SMALL, SMALL, 64], weight_desc.layout)
+
+
+@gluon.constexpr_function
+def _asking_warps(ROWS):
+    """Warps that ask for tiles: one asks for 64 rows as fast as they come, in order."""
+    return max(1, 64 // ROWS)
+
+
+@gluon.constexpr_function
+def _every(STEP, COUNT):
+    """Bits for so many programs of a cluster, so far from each other."""
+    return sum(1 << STEP * i for i in range(COUNT))
+
+
+@gluon.jit
+def _multiply(
+    acc, x_tiles, weight_tiles, SLOT: gl.constexpr, SLOTS: gl.constexpr, BLOCKS: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    """``acc`` plus a step's products, started and not waited for."""
+    X_BEHIND: gl.constexpr = SLOTS * BLOCKS * BLOCK_N // BLOCK_M if BLOCK_N > BLOCK_M else 0
+    WEIGHT_BEHIND: gl.constexpr = 0 if BLOCK_N > BLOCK_M else SLOTS * BLOCKS * BLOCK_M // BLOCK_N
+    for block in gl.static_range(BLOCKS):
+        x = x_tiles.index(X_BEHIND + SLOT * BLOCKS + block)
+        weight = weight_tiles.index(WEIGHT_BEHIND + SLOT * BLOCKS + block)
+        if BLOCK_M < 64:
+            acc = warpgroup_mma(weight, x.permute((1, 0)), acc, is_async=True)
+        else:
+            acc = warpgroup_mma(x, weight.permute((1, 0)), acc, is_async=True)
+    return acc
+
+
+@gluon.jit
+def _fill_again(
+    x_desc, weight_desc, row, col, k, x_at, weight_at, ready, SLOT: gl.constexpr,
+    BLOCKS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
+):  # fmt: skip
+    """Both operands of a step into a slot that all warps have read."""
+    barrier = ready + 8 * SLOT
+    x_bytes: gl.constexpr = BLOCKS * x_desc.block_type.nbytes
+    weight_bytes: gl.constexpr = BLOCKS * weight_desc.block_type.nbytes
+    expect_more_bytes(barrier, x_bytes + weight_bytes)
+    ask_for_tiles(
+        weight_desc, col, k, weight_at + SLOT * weight_bytes, barrier, 0, 0, _parameter(WEIGHT),
+        BLOCKS, BLOCKS, 1, _asking_warps(BLOCK_N),
+    )  # fmt: skip
+    ask_for_tiles(
+        x_desc, row, k, x_at + SLOT * x_bytes, barrier, 0, 0, _parameter(X), BLOCKS, BLOCKS, 1,
+        _asking_warps(BLOCK_M),
+    )  # fmt: skip
 
 
 @gluon.jit
@@ -101,52 +186,81 @@ def _row_statistics(
     return joined_statistics(places, row, eps, BLOCK_N, TILES, 8 * ROWS)
 
 
+@gluon.constexpr_function
+def _wide(COLUMNS, WARPS):
+    """Layout in which a thread has 16 bytes of a row."""
+    return gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [WARPS, 1], [1, 0])
+
+
+@gluon.jit
+def _store_tile(out_ptr, tile, row0, col0, M, N: gl.constexpr, WARPS: gl.constexpr):
+    """A tile as tensor cores leave it, by 16 bytes a thread.
+
+    As it is a warp would store 4 bytes a thread in 8 rows at once: a cycle for each row.
+    """
+    layout: gl.constexpr = _wide(tile.shape[1], WARPS)
+    row = row0 + gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
+    col = col0 + gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
+    to = out_ptr + row[:, None] * N + col[None, :]
+    gl.store(to, gl.convert_layout(tile, layout), mask=(row < M)[:, None])
+
+
 @gluon.jit(do_not_specialize=["M"])
 def _cluster_linear_kernel(
     out_ptr, x_desc, weight_desc, bias_ptr, residual_ptr, norm_stats_ptr, weight_sums_ptr,
     stats_out_ptr, norm_weight_ptr, norm_bias_ptr, M, eps,
     N: gl.constexpr, STEPS: gl.constexpr, SLOTS: gl.constexpr, SPLITS: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, GELU: gl.constexpr, HAS_BIAS: gl.constexpr,
+    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    SHARE_ROWS: gl.constexpr, SHARE_COLUMNS: gl.constexpr, COLUMNS: gl.constexpr,
+    ACROSS: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr, GELU: gl.constexpr, HAS_BIAS: gl.constexpr,
     HAS_RESIDUAL: gl.constexpr, PARTS: gl.constexpr, WRITE_STATS: gl.constexpr,
-    POST_NORM: gl.constexpr, TAIL: gl.constexpr, PDL: gl.constexpr,
+    POST_NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
-    """Program ``tile * SPLITS + part of K``, columns fastest.
+    """Programs of a cluster: parts of K fastest, then tiles of rows, then tiles of columns.
 
     With PARTS rows are normalised behind the product, with POST_NORM its results are: then a
     cluster holds all tiles of a row.
     """
     launch_dependents(PDL)
     dtype: gl.constexpr = out_ptr.dtype.element_ty
-    part = gl.program_id(0) % SPLITS
-    tile = gl.program_id(0) // SPLITS
-    row0 = tile // (N // BLOCK_N) * BLOCK_M
-    col0 = tile % (N // BLOCK_N) * BLOCK_N
-    BLOCK_K: gl.constexpr = x_desc.block_type.shape[1]
+    tile_row, tile_col, part, down, across = _place(N, BLOCK_N, SPLITS, SHARE_ROWS, COLUMNS)
+    row0 = tile_row * BLOCK_M
+    col0 = tile_col * BLOCK_N
     k0 = part * (STEPS * BLOCK_K)
     ROWS: gl.constexpr = BLOCK_M // SPLITS
+    CLUSTER: gl.constexpr = SPLITS * SHARE_ROWS * COLUMNS
+    BLOCKS: gl.constexpr = BLOCK_K // 64
+    WARPS: gl.constexpr = (BLOCK_N if BLOCK_M < 64 else BLOCK_M) // 16 * ACROSS
     piece: gl.constexpr = ROWS * BLOCK_N * 4
-    tail = 0
-    if TAIL > 0:
-        tail = tail_address(TAIL)
-        if SPLITS > 1:
-            expect_bytes(tail, SPLITS * piece)
-        if POST_NORM:
-            expect_bytes(tail + 8, N // BLOCK_N * ROWS * 8)
+    step_bytes: gl.constexpr = 2 * BLOCK_K * (BLOCK_M + BLOCK_N)
+    tail = tail_address(TAIL)
+    ready = tail + 16
+    expect_bytes_of_each(ready, step_bytes, SLOTS)
+    if SPLITS > 1:
+        expect_bytes(tail, (SPLITS - 1) * piece)
+    if POST_NORM:
+        expect_bytes(tail + 8, N // BLOCK_N * ROWS * 8)
+    if CLUSTER > 1:
         cluster_arrive()
-    x_tiles = buffers(x_desc, SLOTS)
-    weight_tiles = buffers(weight_desc, SLOTS)
-    ready = gl.allocate_shared_memory(gl.int64, [SLOTS, 1], mbarrier.MBarrierLayout())
-    for slot in gl.static_range(SLOTS):
-        mbarrier.init(ready.index(slot), count=1)
-    fence_async_shared()
-    step_bytes: gl.constexpr = x_desc.block_type.nbytes + weight_desc.block_type.nbytes
-    for slot in gl.static_range(SLOTS):
-        mbarrier.expect(ready.index(slot), step_bytes)
-        _load_step(weight_desc, weight_tiles, ready, col0, k0, slot)
+    x_tiles, weight_tiles = _tiles(x_desc, weight_desc, SLOTS * BLOCKS, BLOCK_M, BLOCK_N)
+    ring = ring_address()
+    LARGE: gl.constexpr = SLOTS * step_bytes // (BLOCK_M + BLOCK_N)
+    x_at = ring + (LARGE * BLOCK_N if BLOCK_N > BLOCK_M else 0)
+    weight_at = ring + (0 if BLOCK_N > BLOCK_M else LARGE * BLOCK_M)
+    if SHARE_ROWS > 1:
+        cluster_wait()
+    else:
+        tl.debug_barrier()
+    of_column = _every(SPLITS, SHARE_ROWS) << (part + SPLITS * SHARE_ROWS * across)
+    of_row = _every(SPLITS * SHARE_ROWS, SHARE_COLUMNS) << (part + SPLITS * down)
+    ask_for_tiles(
+        weight_desc, col0, k0, weight_at, ready, down, of_column, _parameter(WEIGHT),
+        SLOTS * BLOCKS, BLOCKS, SHARE_ROWS, _asking_warps(BLOCK_N),
+    )  # fmt: skip
 
     NARROW: gl.constexpr = BLOCK_M < 64
     layout: gl.constexpr = (
-        narrow_layout(ROWS, BLOCK_N) if NARROW else rows_layout(BLOCK_M, BLOCK_N, SPLITS)
+        narrow_layout(ROWS, BLOCK_N) if NARROW else rows_layout(BLOCK_M, BLOCK_N, SPLITS, ACROSS)
     )
     own_row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     row = row0 + part * ROWS + own_row
@@ -160,46 +274,47 @@ def _cluster_linear_kernel(
     if POST_NORM:
         norm_weight = gl.load(norm_weight_ptr + col)[None, :]
         norm_bias = gl.load(norm_bias_ptr + col)[None, :]
-    if TAIL > 0:
+    if CLUSTER > 1 and SHARE_ROWS == 1:
         cluster_wait()
     wait_for_previous(PDL)
-    for slot in gl.static_range(SLOTS):
-        _load_step(x_desc, x_tiles, ready, row0, k0, slot)
+    ask_for_tiles(
+        x_desc, row0, k0, x_at, ready, across, of_row, _parameter(X), SLOTS * BLOCKS, BLOCKS,
+        SHARE_COLUMNS, _asking_warps(BLOCK_M),
+    )  # fmt: skip
     if PARTS > 0:
-        mean, rstd = joined_stats(
-            norm_stats_ptr, row, live, M, eps, STEPS * BLOCK_K * SPLITS, PARTS
-        )
+        means, squares = load_stats(norm_stats_ptr, row, live, M, PARTS)
     if HAS_RESIDUAL:
         residual = gl.load(residual_ptr + at, mask=live[:, None], other=0.0)
 
-    ACROSS: gl.constexpr = BLOCK_M if NARROW else BLOCK_N
-    DOWN: gl.constexpr = BLOCK_N if NARROW else BLOCK_M
-    acc = gl.zeros([DOWN, ACROSS], gl.float32, accumulator(ACROSS, DOWN))
+    LINES: gl.constexpr = BLOCK_N if NARROW else BLOCK_M
+    ALONG: gl.constexpr = BLOCK_M if NARROW else BLOCK_N
+    acc = gl.zeros([LINES, ALONG], gl.float32, accumulator(ALONG, LINES, ACROSS))
     for step in gl.static_range(STEPS):
-        mbarrier.wait(ready.index(step % SLOTS), step // SLOTS % 2)
-        x, weight = x_tiles.index(step % SLOTS), weight_tiles.index(step % SLOTS)
-        if NARROW:
-            acc = warpgroup_mma(weight, x.permute((1, 0)), acc, is_async=True)
-        else:
-            acc = warpgroup_mma(x, weight.permute((1, 0)), acc, is_async=True)
+        wait_arrivals(ready + 8 * (step % SLOTS), step // SLOTS % 2)
+        acc = _multiply(acc, x_tiles, weight_tiles, step % SLOTS, SLOTS, BLOCKS, BLOCK_M, BLOCK_N)
         if step >= 1 and step - 1 + SLOTS < STEPS:
-            acc = warpgroup_mma_wait(1, deps=(acc,))
+            acc = warpgroup_mma_wait(BLOCKS, deps=(acc,))
             tl.debug_barrier()  # all warps have read the slot of the step before
-            mbarrier.expect(ready.index((step - 1) % SLOTS), step_bytes)
-            _load_step(weight_desc, weight_tiles, ready, col0, k0, step - 1 + SLOTS)
-            _load_step(x_desc, x_tiles, ready, row0, k0, step - 1 + SLOTS)
+            _fill_again(
+                x_desc, weight_desc, row0, col0, k0 + (step - 1 + SLOTS) * BLOCK_K, x_at, weight_at,
+                ready, (step - 1) % SLOTS, BLOCKS, BLOCK_M, BLOCK_N,
+            )  # fmt: skip
+    if PARTS > 0:
+        mean, rstd = join_stats(means, squares, eps, STEPS * BLOCK_K * SPLITS, PARTS)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     y = acc
     if SPLITS > 1:
-        sums = tail + 128
+        sums = tail + HEAD
         if NARROW:
             send_narrow(acc, sums + part * piece, tail, BLOCK_M, SPLITS)
+            tl.debug_barrier()  # a program's own sums count nowhere
             wait_bytes(tail)
             y = receive_narrow(sums, ROWS, BLOCK_N)
             for other in gl.static_range(1, SPLITS):
                 y += receive_narrow(sums + other * piece, ROWS, BLOCK_N)
         else:
             send_rows(acc, sums + part * piece, tail, BLOCK_M, BLOCK_N, SPLITS)
+            tl.debug_barrier()  # a program's own sums count nowhere
             wait_bytes(tail)
             y = receive_rows(sums, BLOCK_M, BLOCK_N, SPLITS)
             for other in gl.static_range(1, SPLITS):
@@ -215,20 +330,22 @@ def _cluster_linear_kernel(
     if GELU:
         y = gelu(y)
     if POST_NORM:
-        places = tail + 128 + (SPLITS * piece if SPLITS > 1 else 0)
+        places = tail + HEAD + (SPLITS * piece if SPLITS > 1 else 0)
         mean, rstd = _row_statistics(
-            y, places, tail + 8, tile % (N // BLOCK_N), part, own_row, eps, N, BLOCK_M, BLOCK_N,
-            SPLITS,
+            y, places, tail + 8, tile_col, part, own_row, eps, N, BLOCK_M, BLOCK_N, SPLITS,
         )  # fmt: skip
         y = (y - mean[:, None]) * rstd[:, None] * norm_weight + norm_bias
     if HAS_RESIDUAL:
         y += residual.to(gl.float32)
     stored = y.to(dtype)
-    gl.store(out_ptr + at, stored, mask=live[:, None])
+    if NARROW or SPLITS > 1:
+        gl.store(out_ptr + at, stored, mask=live[:, None])
+    else:
+        _store_tile(out_ptr, stored, row0, col0, M, N, WARPS)
     if WRITE_STATS:
         y = stored.to(gl.float32)
         part_mean = gl.sum(y, 1) / BLOCK_N
         y -= part_mean[:, None]
-        to = stats_out_ptr + col0 // BLOCK_N * M + row
+        to = stats_out_ptr + tile_col * M + row
         gl.store(to, part_mean, mask=live)
         gl.store(to + N // BLOCK_N * M, gl.sum(y * y, 1), mask=live)

@@ -6,10 +6,9 @@ import torch
 
 from fastswin._triton.cluster import launch_clusters
 from fastswin._triton.device import HOPPER
-from fastswin._triton.launch import launch
 from fastswin._triton.tensor_copy import describe
 from fastswin._triton.tiles import cdiv
-from fastswin.ops.cluster_linear.config import ClusterLinearConfig
+from fastswin.ops.cluster_linear.config import BLOCK_K, ClusterLinearConfig
 
 
 def cluster_linear_fwd(
@@ -38,27 +37,26 @@ def cluster_linear_fwd(
     (M, K), N = x.shape, weight.shape[0]
     if out.numel() == 0:
         return out
-    tiles = cdiv(M, config.block_m) * (N // config.block_n)
     normed = post_norm is not None
     tail, size = config.tail_bytes(N, normed), config.programs(N, normed)
+    columns = config.columns(N, normed)
+    clusters = cdiv(M, config.block_m * config.share_rows) * (N // config.block_n // columns)
     arguments = (
-        out, describe(x, config.block_m, config.block_k),
-        describe(weight, config.block_n, config.block_k),
+        out, describe(x, config.block_m, BLOCK_K), describe(weight, config.block_n, BLOCK_K),
         *(out if t is None else t for t in (bias, residual, norm_stats, weight_sums, stats_out)),
         *(post_norm or (out, out)),
         M, 0.0 if eps is None else eps,
     )  # fmt: skip
     constants = {
         "N": N, "STEPS": config.steps(K), "SLOTS": config.slots, "SPLITS": config.splits,
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "GELU": activation == "gelu",
-        "HAS_BIAS": bias is not None, "HAS_RESIDUAL": residual is not None,
+        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
+        "SHARE_ROWS": config.share_rows, "SHARE_COLUMNS": config.share_columns,
+        "COLUMNS": columns, "ACROSS": config.warps_across, "HEAD": config.head_bytes, "TAIL": tail,
+        "GELU": activation == "gelu", "HAS_BIAS": bias is not None,
+        "HAS_RESIDUAL": residual is not None,
         "PARTS": 0 if norm_stats is None else norm_stats.shape[1],
-        "WRITE_STATS": stats_out is not None, "POST_NORM": normed, "TAIL": tail,
+        "WRITE_STATS": stats_out is not None, "POST_NORM": normed,
         "num_warps": config.warps, **pdl_options(pdl, HOPPER),
     }  # fmt: skip
-    if tail == 0:
-        launch(_cluster_linear_kernel, tiles, *arguments, **constants)
-    else:
-        clusters = tiles * config.splits // size
-        launch_clusters(_cluster_linear_kernel, clusters, size, tail, *arguments, **constants)
+    launch_clusters(_cluster_linear_kernel, clusters, size, tail, *arguments, **constants)
     return out

@@ -39,9 +39,9 @@ def _sending(BLOCK_M, SPLITS):
     outputs, each = eights, eights // SPLITS
     address, barrier = f"${outputs + values}", f"${outputs + 2 * values}"
     text = (
-        "{ .reg .b32 below, to, counter, rank; mov.u32 below, %tid.x;"
-        " mov.u32 rank, %cluster_ctarank;"
-        f" and.b32 rank, rank, {0x100 - SPLITS}; shl.b32 to, below, 4; and.b32 to, to, 511;"
+        "{ .reg .pred own; .reg .b32 below, to, counter, rank, here; mov.u32 below, %tid.x;"
+        " mov.u32 here, %cluster_ctarank;"
+        f" and.b32 rank, here, {0x100 - SPLITS}; shl.b32 to, below, 4; and.b32 to, to, 511;"
         f" shr.u32 below, below, 5; mad.lo.u32 below, below, {512 * each}, to;"
         f" add.u32 below, below, {address};"
     )
@@ -49,12 +49,14 @@ def _sending(BLOCK_M, SPLITS):
         if i % each == 0:
             text += (
                 " mapa.shared::cluster.u32 to, below, rank;"
-                f" mapa.shared::cluster.u32 counter, {barrier}, rank; add.u32 rank, rank, 1;"
+                f" mapa.shared::cluster.u32 counter, {barrier}, rank; setp.eq.u32 own, rank, here;"
+                " add.u32 rank, rank, 1;"
             )
         four = ", ".join(f"${outputs + 4 * i + k}" for k in range(4))
         text += (
-            " st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
+            " @!own st.async.weak.shared::cluster.mbarrier::complete_tx::bytes.v4.b32"
             f" [to+{512 * (i % each)}], {{{four}}}, [counter];"
+            f" @own st.shared.v4.b32 [below+{512 * (i % each)}], {{{four}}};"
         )
     return text + " }"
 
