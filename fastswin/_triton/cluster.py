@@ -38,7 +38,13 @@ def why_no_clusters(device_type: str, capability: tuple[int, int]) -> str | None
 
 
 def launch_clusters(
-    kernel: Any, clusters: int, size: int, tail_bytes: int, *arguments: Any, **constants: Any
+    kernel: Any,
+    clusters: int,
+    size: int,
+    tail_bytes: int,
+    *arguments: Any,
+    buffer_bytes: int | None = None,
+    **constants: Any,
 ) -> None:
     """Run ``kernel`` in ``clusters`` clusters of ``size`` programs, on its first argument's device.
 
@@ -47,10 +53,13 @@ def launch_clusters(
         clusters, size: the grid has ``clusters * size`` programs along its first axis.
         tail_bytes: shared memory of each program behind what the compiler counted.
         arguments: run-time arguments in order, the first one a tensor.
+        buffer_bytes: of the kernel's only buffer, where it takes for granted that this begins where
+            shared memory does (tile_copies.py).
         constants: every other parameter by name, and launch options such as ``num_warps``.
 
     Raises:
-        RuntimeError: the device holds no such cluster.
+        RuntimeError: the device holds no such cluster, or the compiler has placed more than the
+            only buffer.
     """
     if compiles_only():
         on_grid(kernel, (clusters * size,))(*arguments, **constants)
@@ -58,8 +67,13 @@ def launch_clusters(
     with on_device(arguments[0].device):
         compiled, behind, at_once = _clustered(kernel, size, tail_bytes, arguments, constants)
         if compiled is not None:
+            shared = compiled.packed_metadata[2]
+            if buffer_bytes is not None and shared != buffer_bytes + tail_bytes:
+                raise RuntimeError(
+                    f"this Triton gives a kernel {shared - tail_bytes} bytes of shared memory, of "
+                    f"which its only buffer has {buffer_bytes}: where that begins is not known"
+                )
             if at_once == 0:
-                shared = compiled.packed_metadata[2]
                 raise RuntimeError(
                     f"this device holds no cluster of {size} programs with {shared} bytes of "
                     "shared memory each"

@@ -9,7 +9,7 @@ from triton.experimental.gluon.language.nvidia.hopper import mbarrier, warpgroup
 
 @gluon.constexpr_function
 def accumulator(COLUMNS, ROWS=64, ACROSS=1):
-    """Layout of what a warp for 16 rows each makes of so many columns, fp32; ACROSS side by side."""
+    """Layout of what a warp for 16 rows each, ACROSS side by side, makes of so many columns."""
     return gl.NVMMADistributedLayout([3, 0], [ROWS // 16, ACROSS], [16, COLUMNS // ACROSS, 16])
 
 

@@ -15,8 +15,8 @@ def load_stats(
 ):  # fmt: skip
     """Means and squares of all parts of rows, one tensor each, for :func:`join_stats`.
 
-    A kernel that joins them behind its products does not wait for them in front: 0.7 to 1.5 us of
-    one with the H200 for itself (docs/performance.md).
+    A kernel that joins them behind its products does not wait for them in front, which took 0.7 to
+    1.5 us of a launch at batch 1 (H200, docs/performance.md).
     """
     at = stats_ptr + FIRST * M + row
     mean = tl.load(at, mask=valid, other=0.0)

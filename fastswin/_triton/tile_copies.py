@@ -35,9 +35,11 @@ def _asking(PARAMETER, TILES, PER_BARRIER, BYTES, WARPS, SHARE):
     text = (
         "{ .reg .pred one, live; .reg .b32 lane, tile, to, column, counter; .reg .b64 map;"
         " .reg .b16 mask; mov.u32 lane, %tid.x; shr.u32 tile, lane, 5; and.b32 lane, lane, 31;"
-        f" setp.eq.u32 one, lane, 0; setp.lt.and.u32 one, tile, {WARPS}, one; mad.lo.u32 tile, tile, {SHARE}, $5; cvt.u16.u32 mask, $6;"
+        f" setp.eq.u32 one, lane, 0; setp.lt.and.u32 one, tile, {WARPS}, one;"
         f" mov.b64 map, {PARAMETER}; cvta.param.u64 map, map;"
     )
+    if SHARE > 1:
+        text += f" mad.lo.u32 tile, tile, {SHARE}, $5; cvt.u16.u32 mask, $6;"
     shift = PER_BARRIER.bit_length() - 1
     for _ in range(-(-TILES // (WARPS * SHARE))):
         text += (

@@ -37,15 +37,15 @@ Pair = tuple[int, int]
 ClusterStages = Mapping[tuple[int, int], int]
 
 #: The engine's, as whole models on an H200 chose (docs/performance.md). V2's 512 rows of 512
-#: channels (batch 2) and of 768 (batch 8) were slower, as V1's 2,304 of 384 and 144 of 1,536
-#: (Swin-L at 384 pixels).
+#: channels (batch 2) and of 768 (batch 8) were slower, as V1's 144 of 1,536 (Swin-L at 384 pixels)
+#: and 1,568 of 512 (Swin-B at 8); 392 of 1,024 gain nothing.
 CLUSTER_STAGES: ClusterStages = {
     (1, 128): 3136,
     (1, 192): 3136,
-    (1, 256): 2400,
+    (1, 256): 3136,
     (1, 384): 1024,
-    (1, 512): 640,
-    (1, 768): 256,
+    (1, 512): 784,
+    (1, 768): 400,
     (1, 1024): 300,
     (1, 1536): 64,
     (2, 192): 1024,
@@ -56,9 +56,10 @@ CLUSTER_STAGES: ClusterStages = {
     (2, 1024): 256,
 }
 
-#: By the same, most rows of stages in the table whose windows have more than 64 tokens: Swin-L at
-#: 384 pixels takes 2.6 % less with its 576 rows, Swin-T's 392 of windows of 49 gain nothing.
-LONG_WINDOW_ROWS: ClusterStages = {(1, 768): 640}
+#: By the same, most rows of stages in the table whose windows have more than 64 tokens, which have
+#: no other form of Hopper's: Swin-L at 384 pixels takes 1.5, 1.5 and 2.6 % less with these. Its
+#: 9,216 rows of 128 channels cost Swin-B 1 %.
+LONG_WINDOW_ROWS: ClusterStages = {(1, 192): 9216, (1, 384): 2304, (1, 768): 640}
 
 #: By the same, most windows of such a stage whose LayerNorm, qkv and attention are one kernel of
 #: Hopper's, by heads (ops/attention_half), where :data:`FUSED_ATTENTION` has none for every card.

@@ -62,7 +62,7 @@ def test_words_and_tiles_at_batch_8(name, hopper):
         "inside", "fused", "fused", "fused",
     )  # fmt: skip
     assert (stage.norm2, stage.pdl, stage.few_rows) == ("apart", True, True)
-    assert stage.launch.keys() == {"attention", "proj", "mlp"}
+    assert stage.launch.keys() == {"attention", "proj", "mlp", "merge"}
     assert isinstance(stage.launch["proj"], ClusterLinearConfig)
     assert "32 windows" in stage.reasons["attention"]
     assert "1568 rows" in stage.reasons["mlp"]
@@ -73,14 +73,16 @@ def test_words_and_tiles_at_batch_8(name, hopper):
 
 @pytest.mark.parametrize("name", [TINY, SMALL])
 def test_mergings_between_stages_that_are_launched_ahead(name, hopper):
-    """In front of the library's stage, of other batches' and of who decides himself: not."""
+    """And in front of a stage in clusters; of other batches' and of who decides himself: not."""
     stages = plan_of(name, hopper, batch=8).stages
-    assert [s.merge for s in stages] == ["tiled", "tiled", "triton", None]
-    for stage, M in zip(stages, (6272, 1568), strict=False):
+    assert [s.merge for s in stages] == ["tiled", "tiled", "tiled", None]
+    assert stages[3].mlp == "clusters"
+    for stage, M in zip(stages, (6272, 1568, 392), strict=False):
         tiles = stage.launch["merge"]
         assert tiles == default_cluster_linear_config(M, 2 * stage.channels, 4 * stage.channels)
-    for choices in ({"batch": 32}, {"batch": 8, "cluster_mlps": {}}):
-        assert {s.merge for s in plan_of(name, hopper, **choices).stages[:3]} == {"triton"}
+    apart = plan_of(name, hopper, batch=32), plan_of(name, hopper, batch=8, cluster_mlps={})
+    assert [{s.merge for s in plan.stages[:2]} for plan in apart] == [{"triton"}] * 2
+    assert [plan.stages[2].merge for plan in apart] == ["triton", "tiled"]
 
 
 def test_the_stage_in_clusters_has_its_mlp_in_one_kernel(hopper):

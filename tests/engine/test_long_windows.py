@@ -64,9 +64,11 @@ def test_windows_that_the_kernel_refuses_stay_as_they_were(hopper, monkeypatch):
 
 
 def test_rows_of_long_windows_in_clusters(hopper):
-    """576 rows of 768 channels in windows of 144, not 392 in windows of 49."""
-    assert plan_of(LARGE_384, hopper).stages[2].mlp == "clusters"
-    assert plan_of(TINY, hopper, batch=8).stages[3].mlp == "library"
+    """9,216, 2,304 and 576 rows in windows of 144; in windows of 49 of 768 channels up to 400."""
+    stages = plan_of(LARGE_384, hopper).stages
+    assert [stage.mlp for stage in stages] == ["clusters"] * 3 + ["library"]
+    assert plan_of(TINY, hopper, batch=8).stages[3].mlp == "clusters"
+    assert plan_of(TINY, hopper, batch=9).stages[3].mlp == "library"
 
 
 @pytest.mark.parametrize(

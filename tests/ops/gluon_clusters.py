@@ -5,6 +5,7 @@ tail, kept as bytes where the kernel's addresses say, so a place that is written
 held. What is sent lands at once or, by chance, when its program next waits for bytes, in any order;
 a barrier counts it as it lands. What threads without a row would read is NaN. Without a tail a
 cluster is one program. Partitions of a program arrive at the cluster's barrier each for itself.
+A kernel's ring of tiles (gluon_memory.py) lies where shared memory begins.
 """
 
 from __future__ import annotations
@@ -17,11 +18,11 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from gluon_memory import PATIENCE, Barrier, Descriptor, Pointer, Value
+from gluon_memory import PATIENCE, Barrier, Descriptor, Pointer, Ring, Value
 from gluon_threads import bound_source, settled
 
-#: Where shared memory ends: where aligning a tail costs 127 bytes of it.
-END = 229376 + 1
+#: Where a program's shared memory begins, and ends: where aligning a tail costs 127 bytes of it.
+BEGIN, END = 1024, 233472 + 1
 
 _thread = torch.arange(128)
 _register = torch.arange(16)
@@ -32,17 +33,24 @@ COLUMN = (_thread % 4 * 2)[:, None] + _register // 4 * 8 + _register % 2
 
 
 class Program:
-    """One of a cluster's: its number, its tail, and what it has sent that has not landed."""
+    """One of a cluster's: its number, its memory, and what it has sent that has not landed.
+
+    ``unseen`` are stores to its own memory that its warps do not see yet, ``apart`` says that they
+    may be at different places.
+    """
 
     def __init__(self, cluster: Cluster, rank: int, number: int, tail_bytes: int) -> None:
         self.cluster, self.rank, self.number = cluster, rank, number
         self.first = (END - tail_bytes + 127) // 128 * 128
         self.memory = torch.full((max(END - self.first, 0),), 255, dtype=torch.uint8)
+        self.ring = Ring(BEGIN, self.first)
         self.barriers: dict[int, Barrier] = {}
         self.counters: dict[int, Barrier] = {}
         self.expected: dict[int, int] = {}
         self.lock = threading.Lock()
         self.flying: list[Callable[[], None]] = []
+        self.unseen: list[Callable[[], None]] = []
+        self.apart = False
         self.ended = False
 
     def read(self, address: int, size: int) -> torch.Tensor:
@@ -53,18 +61,22 @@ class Program:
 
     def write(self, address: int, values: torch.Tensor, barrier: int) -> None:
         """16-bit or 32-bit values to an address; their bytes count on a barrier."""
+        assert not self.ended, "a store to a program that has ended"
+        assert barrier in self.barriers, "a store before its barrier is made"
+        self.barriers[barrier].landed(self.put(address, values))
+
+    def put(self, address: int, values: torch.Tensor) -> int:
+        """:meth:`write` that counts nowhere; the values' bytes."""
         data = values.contiguous().view(torch.uint8).flatten()
         start = address - self.first
-        assert not self.ended, "a store to a program that has ended"
         assert 0 <= start <= len(self.memory) - len(data), "a store outside of the tail"
-        assert barrier in self.barriers, "a store before its barrier is made"
-        made = (*self.barriers, *self.counters)
+        made = (*self.barriers, *self.counters, *self.ring.barriers)
         assert not any(address - 8 < b < address + len(data) for b in made), (
             "a store over a barrier"
         )
         with self.lock:
             self.memory[start : start + len(data)] = data
-        self.barriers[barrier].landed(len(data))
+        return len(data)
 
     def send(self, rank: int, parts: list[tuple[int, torch.Tensor]], barrier: int) -> None:
         """Addresses and what goes there, each part at its own time."""
@@ -81,8 +93,12 @@ class Program:
 
     def land(self) -> None:
         """What has been sent arrives."""
+        self.land_until(lambda: False)
+
+    def land_until(self, enough: Callable[[], bool]) -> None:
+        """What has been sent arrives, some of it where that is enough."""
         random.shuffle(self.flying)
-        while self.flying:
+        while self.flying and not enough():
             self.flying.pop()()
 
     def end(self) -> None:
@@ -91,6 +107,7 @@ class Program:
         settled()
         for barrier in self.barriers.values():
             assert (barrier.phase, barrier.bytes) == (1, 0), "bytes that nobody has waited for"
+        self.ring.settled()
 
 
 class Cluster:
@@ -241,7 +258,8 @@ STEPS = (
 
 def run_clusters(
     module: Any, kernel: str, clusters: int, size: int, tail_bytes: int, arguments: tuple,
-    constants: dict[str, Any], partitions: int = 1, **stand_ins: Any,
+    constants: dict[str, Any], partitions: int = 1, dialect: dict[str, Any] | None = None,
+    **stand_ins: Any,
 ) -> None:  # fmt: skip
     """Run a Gluon kernel cluster by cluster, as _triton/cluster.py launches it.
 
@@ -252,12 +270,13 @@ def run_clusters(
         arguments: tensors, descriptors and numbers, in order.
         constants: compile-time parameters.
         partitions: of a program.
+        dialect: see :func:`bound_source`.
         stand_ins: other functions in the place of this module's.
     """
     steps = {step.__name__: step for step in STEPS}
     body = bound_source(
         module, kernel, lambda axis: torch.tensor(me().number, dtype=torch.int32),
-        clusters * size, **{"tail_address": tail_address} | steps | stand_ins,
+        clusters * size, dialect, **{"tail_address": tail_address} | steps | stand_ins,
     )  # fmt: skip
     taken = [
         a if isinstance(a, Descriptor) or not isinstance(a, torch.Tensor) else Pointer(a.view(-1))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import types
 from typing import Any
@@ -124,6 +125,55 @@ class Tile:
     def store(self, value: torch.Tensor) -> None:
         assert value.shape == self.data.shape
         self.data.copy_(value)
+
+
+class Ring:
+    """The one buffer of a kernel that knows where it lies, and barriers that count its tiles.
+
+    Kept as bytes where addresses say, from before the program allocates it: others may fill it
+    already. What nobody has written is NaN.
+    """
+
+    def __init__(self, first: int, end: int) -> None:
+        self.first, self.end = first, end
+        self.memory = torch.empty(0, dtype=torch.uint8)
+        self.size = 0
+        self.barriers: dict[int, Barrier] = {}
+        self.lock = threading.Lock()
+
+    def of_size(self, size: int) -> torch.Tensor:
+        """All of it, made when it is first seen."""
+        with self.lock:
+            if not len(self.memory):
+                self.memory = torch.full((size,), 255, dtype=torch.uint8)
+            assert len(self.memory) == size
+            return self.memory
+
+    def allocate(self, dtype: Any, shape: list[int]) -> Shared:
+        assert self.size == 0, "one buffer lies where shared memory begins, no second one"
+        self.size = math.prod(shape) * dtype.itemsize
+        assert self.first + self.size <= self.end, "a ring that reaches into the tail"
+        values = self.of_size(self.size).view(dtype).view(shape)
+        return Shared(dtype, shape, [Tile(part) for part in values])
+
+    def expect(self, barrier: int, size: int) -> None:
+        """Make a barrier, for tiles of so many bytes in its first phase."""
+        assert barrier not in self.barriers
+        made = self.barriers[barrier] = Barrier()
+        made.count = made.pending = 1
+        made.arrive(1, size)
+
+    def land(self, address: int, tile: torch.Tensor, barrier: int, size: int) -> None:
+        """A tile of rows one behind the other, into a ring of so many bytes."""
+        data = tile.contiguous().view(torch.uint8).flatten()
+        start = address - self.first
+        assert 0 <= start <= size - len(data)
+        self.of_size(size)[start : start + len(data)] = data
+        self.barriers[barrier].landed(len(data))
+
+    def settled(self) -> None:
+        for barrier in self.barriers.values():
+            assert (barrier.pending, barrier.bytes) == (1, 0), "tiles that nobody has waited for"
 
 
 class Descriptor:

@@ -171,7 +171,10 @@ def _init(barrier: Barrier, count: int) -> None:
     barrier.count = barrier.pending = count
 
 
-def _scope(module: Any, program_id: Callable[[int], torch.Tensor], programs: int) -> dict[str, Any]:
+def _scope(
+    module: Any, program_id: Callable[[int], torch.Tensor], programs: int,
+    dialect: dict[str, Any] | None,
+) -> dict[str, Any]:  # fmt: skip
     """What a kernel's functions see: the dialect's stand-ins, then the module's own constants."""
     language = types.SimpleNamespace(
         int64=torch.int64, int32=torch.int32, float32=torch.float32, constexpr=int,
@@ -190,6 +193,7 @@ def _scope(module: Any, program_id: Callable[[int], torch.Tensor], programs: int
         DotOperandLayout=lambda operand, parent, width: None, to_tensor=bool,
         debug_barrier=lambda: None, warp_specialize=_specialize,
     )  # fmt: skip
+    vars(language).update(dialect or {})
     scope: dict[str, Any] = {
         "gl": language, "tl": language, "range": range, "gelu": _gelu,
         "gelu_and_slope": _gelu_and_slope, "fence_async_shared": lambda: None,
@@ -212,8 +216,8 @@ def _scope(module: Any, program_id: Callable[[int], torch.Tensor], programs: int
 
 def bound_source(
     module: Any, kernel: str, program_id: Callable[[int], torch.Tensor], programs: int,
-    **stand_ins: Any,
-) -> Callable[..., None]:  # fmt: skip
+    dialect: dict[str, Any] | None = None, **stand_ins: Any,
+) -> Callable[..., Any]:  # fmt: skip
     """A Gluon kernel's body as a Python function of its arguments, for one program at a time.
 
     Args:
@@ -221,9 +225,10 @@ def bound_source(
         kernel: its name.
         program_id: the number of the program that the calling thread runs, by axis.
         programs: size of the grid.
+        dialect: of the dialect's own functions, others than here.
         stand_ins: for functions of the module that have no meaning outside the dialect.
     """
-    scope = _scope(module, program_id, programs) | stand_ins
+    scope = _scope(module, program_id, programs, dialect) | stand_ins
     pending = [vars(module)]
     while pending:
         for name, value in pending.pop().items():

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import triton
 
 from fastswin import ops
 from fastswin._triton import cluster
@@ -93,3 +94,88 @@ def test_a_device_that_holds_no_such_cluster_says_so(monkeypatch):
     monkeypatch.setattr(cluster, "_clustered", lambda *_: (compiled, [], 0))
     with pytest.raises(RuntimeError, match="no cluster of 12 programs with 240000 bytes"):
         cluster.launch_clusters(None, 4, 12, 1000, torch.zeros(1))
+
+
+@pytest.fixture
+def compiled(monkeypatch):
+    """What a compiler and a driver without a card would give; asks for memory are kept."""
+    asked = []
+    utils = types.SimpleNamespace(cuOccupancyMaxActiveClusters=lambda *given: 5)
+    monkeypatch.setattr(triton.runtime, "driver", types.SimpleNamespace(
+        active=types.SimpleNamespace(utils=utils)))  # fmt: skip
+    monkeypatch.setattr(cluster, "_CLUSTERED", {})
+    monkeypatch.setattr(cluster, "_allow_shared_bytes", lambda *given: asked.append(given))
+
+    def of(shared):
+        class Found:
+            """A compiled kernel, launched as often as its log has lines."""
+
+            packed_metadata = (4, 1, shared)
+            function = 1234
+            log: list
+
+            def _init_handles(self):
+                self.loaded = True
+
+            def __getitem__(self, grid):
+                return lambda *values: self.log.append((grid, values, self.packed_metadata))
+
+        kernel, found = Kernel(), Found()
+        found.log = []  # which copies share
+        kernel.warmup = lambda *arguments, grid, **constants: found
+        return kernel, found, asked
+
+    return of
+
+
+LIMIT = 48 * 1024
+
+
+@pytest.mark.parametrize(
+    ("shared", "tail", "asks"),
+    [(LIMIT, 1, True), (LIMIT, 0, False), (LIMIT - 1024, 1024, False), (LIMIT - 1024, 1025, True),
+     (0, LIMIT + 1, True), (LIMIT + 1, 4096, False), (200_000, 9216, False), (1024, 256, False)],
+)  # fmt: skip
+def test_more_shared_memory_is_asked_for_where_triton_has_not(shared, tail, asks, compiled):
+    """It asks itself where it counts more than a kernel has without; once for a kind of call."""
+    kernel, found, asked = compiled(shared)
+    for _ in range(2):
+        cluster.launch_clusters(kernel, 7, 2, tail, torch.zeros(4), 7, BLOCK=16)
+    assert asked == ([(1234, shared + tail)] if asks else [])
+    assert [(grid, metadata) for grid, _, metadata in found.log[-2:]] == [
+        ((7, 1, 1), (4, 2, shared + tail))
+    ] * 2
+
+
+def test_a_kernel_that_has_more_than_its_only_buffer_is_not_launched(compiled):
+    """Where that begins is taken for granted."""
+    kernel, found, _ = compiled(66_048)
+    launched = len(found.log)
+    with pytest.raises(RuntimeError, match="66048 bytes of shared memory, of which its only"):
+        cluster.launch_clusters(kernel, 7, 2, 512, torch.zeros(4), 7, BLOCK=16, buffer_bytes=65_536)
+    assert len(found.log) == launched
+    cluster.launch_clusters(kernel, 7, 2, 512, torch.zeros(4), 7, BLOCK=16, buffer_bytes=66_048)
+    assert len(found.log) == launched + 1
+
+
+@pytest.mark.parametrize("code", [0, 1])
+def test_what_the_driver_says_of_shared_memory(code, monkeypatch):
+    asked = []
+
+    def load(name):
+        assert name == "libcuda.so.1"
+
+        def answer(function, attribute, size):
+            asked.append((function.value, attribute, size))
+            return code
+
+        return types.SimpleNamespace(cuFuncSetAttribute=answer)
+
+    monkeypatch.setattr(cluster.ctypes, "CDLL", load)
+    if code == 0:
+        cluster._allow_shared_bytes(1 << 40, 65_000)
+    else:
+        reason = "cuFuncSetAttribute returned 1 for 65000 bytes of shared memory"
+        with pytest.raises(RuntimeError, match=reason):
+            cluster._allow_shared_bytes(1 << 40, 65_000)
+    assert asked == [(1 << 40, 8, 65_000)]  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

@@ -162,13 +162,13 @@ MEASURED: dict[tuple[int, int], Measured] = {
     (512, 2048): ((256, 32, 64, 2, 128), (400, 64, 64, 2, 128), (640, 64, 128, 2, 64)),
     (768, 768): ((64, 32, 64, 1, 256), (256, 32, 64, 1, 128), (640, 64, 64, 1, 256)),
     (2304, 768): ((100, 64, 64, 1, 128), (256, 64, 128, 1, 128), (640, 128, 128, 1, 64)),
-    (3072, 768): ((100, 64, 64, 1, 256), (256, 64, 128, 1, 64), (640, 128, 128, 1, 64)),
+    (3072, 768): ((100, 64, 64, 1, 256), (256, 64, 128, 1, 64, 2, 4), (640, 128, 128, 1, 64)),
     (768, 1536): ((64, 32, 64, 2, 256), (256, 32, 64, 1, 128)),
     (768, 3072): (
         (49, 64, 64, 4, 64),
         (100, 64, 64, 4, 128),
-        (256, 64, 128, 4, 64),
-        (640, 64, 128, 2, 64),
+        (256, 64, 128, 4, 64, 2, 1),
+        (640, 64, 128, 2, 64, 2, 2),
     ),
     (1024, 1024): ((64, 16, 64, 1, 128), (256, 32, 64, 1, 256)),
     (3072, 1024): ((64, 64, 64, 2, 256), (256, 64, 64, 1, 256)),
@@ -243,7 +243,8 @@ def default_post_norm_config(M: int, N: int, K: int) -> ClusterLinearConfig | No
     for rows, block_m, block_n, splits, block_k in MEASURED_POST_NORM.get((N, K), ()):
         if rows >= M:
             slots = ring_slots(block_m, block_n, splits, K, N, True, block_k)
-            return ClusterLinearConfig(block_m, block_n, splits, slots, block_k)
+            across = N // block_n
+            return ClusterLinearConfig(block_m, block_n, splits, slots, block_k, 1, across)
     return None
 
 

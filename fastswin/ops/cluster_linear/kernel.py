@@ -10,26 +10,30 @@ x's way from L2, steps that depend on each other. So a program asks for its tile
 through the copy engine before it waits for the kernel in front (_triton/pdl.py); behind the wait x
 comes the same way, all of it at once where the ring has a slot for every step. Steps that wait for
 a slot are slow: rings of half the memory made whole models 4 to 20 % slower. Asking takes a warp 75
-ns a copy, so a step has up to 256 channels, for whose four copies four warps ask at once.
+ns a copy, so two or four ask (_triton/tile_copies.py), and programs with the same rows or columns
+may be one cluster, each of which asks for a part of what all need.
 
 Tensor cores take 64 lines of the first operand at least, 8 of the second. So tiles of 16 or 32 rows
 are the product the other way round (narrow_exchange.py): fewer bytes of x to wait for, and more
 threads to share what stands behind the product.
 
-Where K is long, SPLITS programs share a tile, each multiplies its part of K, and all send all
-their sums by distributed shared memory (exchange.py): one adds ``BLOCK_M / SPLITS`` rows of all, in
-the order of the programs, with bias and residual. No sums go through memory, no second launch adds
-them.
+Where K is long, SPLITS programs share a tile, each multiplies its part of K, and all send the
+others' rows of their sums by distributed shared memory (exchange.py): one adds ``BLOCK_M / SPLITS``
+rows of all, in the order of the programs, with bias and residual. No sums go through memory, no
+second launch adds them.
 
 LayerNorm may stand behind the product, whose statistics the product that wrote x has left:
 
     norm(x) @ W.T = rstd * (x @ W.T - mean * W.sum(1))
 
-V2's LayerNorm stands behind too, of the product's results: then a cluster holds all programs of its
-rows, who tell each other their columns' statistics.
+Statistics are asked for in front of the products and joined behind or beside them: waiting for
+them in front took 0.7 to 1.5 us of each launch. V2's LayerNorm stands behind too, of the product's
+results: then a cluster holds all programs of its rows, who tell each other their columns'
+statistics.
 
 2 M N K FLOPs; L2 delivers ``M N K (1 / BLOCK_M + 1 / BLOCK_N) * 2`` bytes, half of them before the
-wait, and programs send ``4 M N SPLITS`` to each other.
+wait, and programs send ``4 M N (SPLITS - 1)`` to each other. A tile leaves by 16 bytes a thread: as
+tensor cores leave it, 4 bytes in 8 rows at once, 64 x 128 took 0.5 us and 128 x 128 1 us longer.
 """
 
 from __future__ import annotations
@@ -52,6 +56,7 @@ from fastswin._triton.cluster_memory import (
     wait_arrivals,
     wait_bytes,
 )
+from fastswin._triton.gluon_statistics import join_parts, load_parts, part_columns
 from fastswin._triton.gluon_tiles import accumulator
 from fastswin._triton.math import gelu
 from fastswin._triton.pdl import launch_dependents, wait_for_previous
@@ -108,7 +113,9 @@ def _tiles(
     dtype: gl.constexpr = x_desc.dtype
     if BLOCK_N > BLOCK_M:
         weights = gl.allocate_shared_memory(dtype, [ALL, LARGE, 64], weight_desc.layout)
-        return weights._reinterpret(dtype, [ALL * LARGE // SMALL, SMALL, 64], x_desc.layout), weights
+        return weights._reinterpret(
+            dtype, [ALL * LARGE // SMALL, SMALL, 64], x_desc.layout
+        ), weights
     else:
         rows = gl.allocate_shared_memory(dtype, [ALL, LARGE, 64], x_desc.layout)
         return rows, rows._reinterpret(dtype, [ALL * LARGE // SMALL, SMALL, 64], weight_desc.layout)
@@ -116,8 +123,8 @@ def _tiles(
 
 @gluon.constexpr_function
 def _asking_warps(ROWS):
-    """Warps that ask for tiles: one asks for 64 rows as fast as they come, in order."""
-    return max(1, 64 // ROWS)
+    """Warps that ask for tiles: few large ones come in order, small ones cost as much to ask."""
+    return 2 if ROWS == 128 else 4
 
 
 @gluon.constexpr_function
@@ -212,9 +219,9 @@ def _cluster_linear_kernel(
     N: gl.constexpr, STEPS: gl.constexpr, SLOTS: gl.constexpr, SPLITS: gl.constexpr,
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
     SHARE_ROWS: gl.constexpr, SHARE_COLUMNS: gl.constexpr, COLUMNS: gl.constexpr,
-    ACROSS: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr, GELU: gl.constexpr, HAS_BIAS: gl.constexpr,
-    HAS_RESIDUAL: gl.constexpr, PARTS: gl.constexpr, WRITE_STATS: gl.constexpr,
-    POST_NORM: gl.constexpr, PDL: gl.constexpr,
+    ACROSS: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr, GELU: gl.constexpr,
+    HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, PARTS: gl.constexpr,
+    WRITE_STATS: gl.constexpr, POST_NORM: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Programs of a cluster: parts of K fastest, then tiles of rows, then tiles of columns.
 
@@ -262,6 +269,9 @@ def _cluster_linear_kernel(
     layout: gl.constexpr = (
         narrow_layout(ROWS, BLOCK_N) if NARROW else rows_layout(BLOCK_M, BLOCK_N, SPLITS, ACROSS)
     )
+    JOIN_EARLY: gl.constexpr = PARTS > 0 and BLOCK_M == 128
+    PLACES: gl.constexpr = part_columns(PARTS, 8 * min(BLOCK_M // 16, SPLITS))
+    parts_layout: gl.constexpr = rows_layout(BLOCK_M, PLACES, SPLITS) if JOIN_EARLY else layout
     own_row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     row = row0 + part * ROWS + own_row
     col = col0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))
@@ -281,7 +291,13 @@ def _cluster_linear_kernel(
         x_desc, row0, k0, x_at, ready, across, of_row, _parameter(X), SLOTS * BLOCKS, BLOCKS,
         SHARE_COLUMNS, _asking_warps(BLOCK_M),
     )  # fmt: skip
-    if PARTS > 0:
+    if JOIN_EARLY:
+        place = gl.arange(0, ROWS, gl.SliceLayout(1, parts_layout))
+        place += row0 + part * ROWS
+        means, squares = load_parts(
+            norm_stats_ptr, place, place < M, M, PARTS, PLACES, parts_layout
+        )
+    elif PARTS > 0:
         means, squares = load_stats(norm_stats_ptr, row, live, M, PARTS)
     if HAS_RESIDUAL:
         residual = gl.load(residual_ptr + at, mask=live[:, None], other=0.0)
@@ -292,6 +308,11 @@ def _cluster_linear_kernel(
     for step in gl.static_range(STEPS):
         wait_arrivals(ready + 8 * (step % SLOTS), step // SLOTS % 2)
         acc = _multiply(acc, x_tiles, weight_tiles, step % SLOTS, SLOTS, BLOCKS, BLOCK_M, BLOCK_N)
+        if JOIN_EARLY and step == STEPS // 2:  # they have come, products are under way
+            mean, rstd = join_parts(
+                means, squares, eps, STEPS * BLOCK_K * SPLITS, PARTS, PLACES, parts_layout,
+                gl.SliceLayout(1, layout),
+            )  # fmt: skip
         if step >= 1 and step - 1 + SLOTS < STEPS:
             acc = warpgroup_mma_wait(BLOCKS, deps=(acc,))
             tl.debug_barrier()  # all warps have read the slot of the step before
@@ -299,7 +320,7 @@ def _cluster_linear_kernel(
                 x_desc, weight_desc, row0, col0, k0 + (step - 1 + SLOTS) * BLOCK_K, x_at, weight_at,
                 ready, (step - 1) % SLOTS, BLOCKS, BLOCK_M, BLOCK_N,
             )  # fmt: skip
-    if PARTS > 0:
+    if PARTS > 0 and not JOIN_EARLY:
         mean, rstd = join_stats(means, squares, eps, STEPS * BLOCK_K * SPLITS, PARTS)
     acc = warpgroup_mma_wait(0, deps=(acc,))
     y = acc

@@ -58,5 +58,8 @@ def cluster_linear_fwd(
         "WRITE_STATS": stats_out is not None, "POST_NORM": normed,
         "num_warps": config.warps, **pdl_options(pdl, HOPPER),
     }  # fmt: skip
-    launch_clusters(_cluster_linear_kernel, clusters, size, tail, *arguments, **constants)
+    launch_clusters(
+        _cluster_linear_kernel, clusters, size, tail, *arguments,
+        buffer_bytes=config.ring_bytes, **constants,
+    )  # fmt: skip
     return out

@@ -17,17 +17,6 @@ from fastswin.ops.window_attention.hopper_tile import HEAD, operand
 
 
 @gluon.jit
-def table_part(table_ptr, first, FIRST_KEY: gl.constexpr, KEYS: gl.constexpr, NP: gl.constexpr):
-    """Rows of a table for 64 queries from ``first`` on, over some keys; 0 behind its rows."""
-    acc: gl.constexpr = accumulator(KEYS)
-    query = first + gl.arange(0, 64, gl.SliceLayout(1, acc))
-    key = FIRST_KEY + gl.arange(0, KEYS, gl.SliceLayout(0, acc))
-    return gl.load(
-        table_ptr + query[:, None] * NP + key[None, :], mask=(query < NP)[:, None], other=0.0
-    )
-
-
-@gluon.jit
 def _largest(s, rows: gl.constexpr):
     """Largest score of each row."""
     return gl.convert_layout(gl.max(s, 1), rows, assert_trivial=True)

@@ -6,6 +6,7 @@ import torch
 
 from fastswin._triton.device import HOPPER
 from fastswin._triton.launch import launch
+from fastswin._triton.tensor_copy import describe
 from fastswin.ops.window_attention.config import padded_tokens
 from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.ops.window_attention.hopper_config import REGISTERS, hopper_attention_blocker
@@ -46,9 +47,12 @@ def hopper_attention_fwd(
     rows, cols = num_windows((H, W), window_size)
     programs = B * rows * cols * num_heads
     check_grid(programs)
+    NP = padded_tokens(tokens)
+    rows_of_keys = table.view(-1, NP)
     launch(
-        _hopper_attention_kernel, programs, qkv, table, out, scale * LOG2_E, H, W, rows, cols,
-        C=C, NH=num_heads, N=tokens, NP=padded_tokens(tokens), WH=window_size[0],
+        _hopper_attention_kernel, programs, qkv, describe(rows_of_keys, 64, 64),
+        describe(rows_of_keys, 64, NP - 128), out, scale * LOG2_E, H, W, rows, cols,
+        C=C, NH=num_heads, N=tokens, NP=NP, WH=window_size[0],
         WW=window_size[1], SH=shift_size[0], SW=shift_size[1], REGISTERS=REGISTERS, num_warps=4,
         **pdl_options(pdl, HOPPER),
     )  # fmt: skip

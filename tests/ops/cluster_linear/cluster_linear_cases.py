@@ -117,11 +117,11 @@ def check_post_norm(actual: torch.Tensor, made: dict) -> None:
 
 
 def with_ring(
-    K: int, block_m: int, block_n: int, splits: int, block_k: int = 64
+    K: int, block_m: int, block_n: int, splits: int, block_k: int = 64, *shares: int
 ) -> ClusterLinearConfig:
     """A tile whose ring holds all steps, or as many as fit."""
     slots = ring_slots(block_m, block_n, splits, K, block_k=block_k)
-    return ClusterLinearConfig(block_m, block_n, splits, slots, block_k)
+    return ClusterLinearConfig(block_m, block_n, splits, slots, block_k, *shares)
 
 
 def run_on_card(

@@ -5,8 +5,10 @@ Vectors go where the generated PTX says (exchange_ptx.py).
 
 from __future__ import annotations
 
+import functools
 import time
 
+import ring_threads
 import torch
 from exchange_ptx import (
     narrow_places,
@@ -19,15 +21,17 @@ from exchange_ptx import (
 )
 from gluon_clusters import me
 from gluon_memory import PATIENCE, Value
+from ptx_reader import OwnStore
+from ring_threads import keep
 
 from fastswin.ops.cluster_linear.config import ClusterLinearConfig, ring_slots
 
 
-def config_of(block_m, block_n, splits, K, slots=None, block_k=64):
+def config_of(block_m, block_n, splits, K, slots=None, block_k=64, shares=(1, 1)):
     """Tiles with a ring of so many slots, None for as many as there are steps or fit."""
     if slots is None:
         slots = ring_slots(block_m, block_n, splits, K, block_k=block_k)
-    return ClusterLinearConfig(block_m, block_n, splits, slots, block_k)
+    return ClusterLinearConfig(block_m, block_n, splits, slots, block_k, *shares)
 
 
 def send_rows(sums, address, barrier, BLOCK_M, BLOCK_N, SPLITS):
@@ -45,14 +49,32 @@ def send_narrow(sums, address, barrier, BLOCK_M, SPLITS):
 
 
 def _send(registers, stores, barrier):
-    """Each warp's vectors of one store, which lie side by side, on a way of their own."""
+    """Each warp's vectors of one store on a way of their own.
+
+    Those for the program itself are stored where its other threads see them (ring_threads.py).
+    """
     for store in stores:
-        assert (store.barrier == barrier).all()
-        program, to = store.program.view(-1, 32), store.address.view(-1, 32)
-        assert (program == program[:, :1]).all()
-        assert (to == to[:, :1] + 4 * len(store.values) * torch.arange(32)).all()
-        for warp, values in enumerate(registers[:, store.values].split(32)):
-            me().send(int(program[warp, 0]), [(int(to[warp, 0]), values)], barrier)
+        values = registers[:, store.values].split(32)
+        for warp, program, to in _ways(store, barrier):
+            if program is None:
+                keep(to, values[warp])
+            else:
+                me().send(program, [(to, values[warp])], barrier)
+
+
+@functools.lru_cache(maxsize=4096)
+def _ways(store, barrier):
+    """Warps whose vectors, side by side, go to another program or (None) stay; their addresses."""
+    to, live = store.address.view(-1, 32), store.live.view(-1, 32)
+    assert (live == live[:, :1]).all()
+    assert (to == to[:, :1] + 4 * len(store.values) * torch.arange(32)).all()
+    warps = live[:, 0].nonzero().flatten().tolist()
+    if isinstance(store, OwnStore):
+        return [(warp, None, int(to[warp, 0])) for warp in warps]
+    program = store.program.view(-1, 32)
+    assert (program == program[:, :1]).all()
+    assert (store.barrier == barrier).all()
+    return [(warp, int(program[warp, 0]), int(to[warp, 0])) for warp in warps]
 
 
 def receive_rows(address, BLOCK_M, BLOCK_N, SPLITS):
@@ -78,8 +100,9 @@ def _receive(loads, row, column, tile):
     return tile.as_subclass(Value)
 
 
-#: Stand-ins for what _triton/cluster_memory.py lacks.
+#: Stand-ins for what gluon_clusters.py lacks.
 STEPS = {
+    **ring_threads.STEPS,
     "send_rows": send_rows, "receive_rows": receive_rows, "rows_layout": lambda *tile: None,
     "send_narrow": send_narrow, "receive_narrow": receive_narrow,
 }  # fmt: skip

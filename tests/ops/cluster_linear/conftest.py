@@ -8,6 +8,7 @@ import pytest
 from cluster_linear_threads import STEPS
 from gluon_clusters import run_clusters
 from gluon_memory import Descriptor
+from ring_threads import Asking
 
 from fastswin.ops.cluster_linear import launch
 from fastswin.ops.cluster_linear.config import config_blocker
@@ -15,27 +16,30 @@ from fastswin.ops.cluster_linear.config import config_blocker
 
 @pytest.fixture
 def run(monkeypatch):
-    """The kernel's result; ``stand_ins`` take the place of its functions."""
+    """The kernel's result; ``stand_ins`` take the place of its functions.
 
-    def launched(stand_ins, kernel, clusters, size, tail, *arguments, num_warps, **constants):
+    One of ``ask_for_tiles`` is given the function itself first.
+    """
+
+    def launched(
+        stand_ins, kernel, clusters, size, tail, *arguments, num_warps, buffer_bytes, **constants
+    ):
         from fastswin.ops.cluster_linear import kernel as module
 
         assert kernel is module._cluster_linear_kernel
         lines = constants["BLOCK_N" if constants["BLOCK_M"] < 64 else "BLOCK_M"]
-        assert num_warps == lines // 16  # of the first operand
+        assert num_warps == lines // 16 * constants["ACROSS"]  # of the first operand
+        asking = Asking(kernel.__name__, arguments, 32 * num_warps, buffer_bytes)
+        asked = asking.function(**{n: v for n, v in stand_ins.items() if n == "_asking"})
+        if "ask_for_tiles" in stand_ins:
+            asked = functools.partial(stand_ins["ask_for_tiles"], asked)
         run_clusters(
             module, kernel.__name__, clusters, size, tail, arguments, constants,
-            **STEPS | stand_ins,
+            dialect=asking.dialect(), **STEPS | stand_ins | {"ask_for_tiles": asked},
         )  # fmt: skip
 
     def run(made, config, in_place=False, stats_out=None, **stand_ins):
-        clustered = functools.partial(launched, stand_ins)
-
-        def alone(kernel, tiles, *arguments, **constants):
-            clustered(kernel, tiles, 1, 0, *arguments, **constants)
-
-        monkeypatch.setattr(launch, "launch_clusters", clustered)
-        monkeypatch.setattr(launch, "launch", alone)
+        monkeypatch.setattr(launch, "launch_clusters", functools.partial(launched, stand_ins))
         monkeypatch.setattr(launch, "describe", lambda t, *block: Descriptor(t, list(block)))
         x, weight, post_norm = made["x"], made["weight"], None
         if "norm_weight" in made:

@@ -8,9 +8,10 @@ the assembler. Tests say where memory lies (:func:`filled`) and what has been ta
 from __future__ import annotations
 
 import dataclasses
+import functools
 
 import torch
-from ptx_reader import read
+from ptx_reader import Store, read
 
 from fastswin._triton.gluon_tiles import accumulator
 from fastswin.ops.cluster_linear import exchange, narrow_exchange
@@ -46,17 +47,19 @@ def received_narrow(block_m, block_n, splits, address):
     return _received(narrow_exchange._receiving(rows), 2 * block_n, rows // 2, address)
 
 
+@functools.lru_cache(maxsize=4096)
 def _sent(text, threads, values, address, barrier, rank):
     """Stores of so many sums a thread; operands are results, of no use, sums, places, barriers."""
     outputs = values // 4
     given = {outputs + values + i: address for i in range(values)}
     given |= {outputs + 2 * values + i: barrier for i in range(values)}
-    return [
+    return tuple(
         dataclasses.replace(store, values=[number - outputs for number in store.values])
         for store in read(text, threads, given, rank)
-    ]
+    )
 
 
+@functools.lru_cache(maxsize=4096)
 def _received(text, threads, values, address):
     return read(text, threads, {values + i: address for i in range(values)})
 
@@ -67,20 +70,37 @@ def words_at(addresses, size):
     return (addresses - SUMS) // 4 + torch.arange(size)[:, None]
 
 
-def filled(stores, places, programs, words, first=0):
+def filled(stores, places, programs, words, rank, first=0):
     """``[programs, words behind SUMS]``: of which place the sum is that has been stored there.
 
     ``places`` are the sums' own, by thread and register. The programs are numbers ``first`` and on
-    of their cluster.
+    of their cluster; number ``rank`` stores.
     """
     memory = torch.full((programs, words), EMPTY)
     for store in stores:
-        assert (store.barrier == BARRIER).all()
-        at, program = words_at(store.address, len(store.values)), store.program - first
+        at = words_at(store.address, len(store.values))[:, store.live]
+        program = _target(store, rank)[store.live] - first
         assert (program >= 0).all()
         assert (memory[program, at] == EMPTY).all(), "two sums in one place"
-        memory[program, at] = places[:, store.values].T
+        memory[program, at] = places[:, store.values].T[:, store.live]
     return memory
+
+
+def counted(stores, programs, first=0):
+    """Bytes that each program's barrier counts."""
+    found = torch.zeros(programs, dtype=torch.long)
+    for store in stores:
+        if isinstance(store, Store):
+            assert (store.barrier == BARRIER).all()
+            program = store.program[store.live] - first
+            assert ((program >= 0) & (program < programs)).all()
+            found += 4 * len(store.values) * torch.bincount(program, minlength=programs)
+    return found.tolist()
+
+
+def _target(store, rank):
+    """Whose memory a store goes to, by thread."""
+    return store.program if isinstance(store, Store) else torch.full_like(store.address, rank)
 
 
 def taken_up(loads, memory, registers):
@@ -92,6 +112,7 @@ def taken_up(loads, memory, registers):
     return found
 
 
+@functools.lru_cache
 def tile_places(block_m, block_n):
     """Row and column of each register of each thread as a product leaves a tile.
 
@@ -111,7 +132,7 @@ def rows_places(block_m, block_n, splits):
     """Row and column of each register of each thread of a program's own rows."""
     layout = exchange.rows_layout(block_m, block_n, splits)
     assert list(layout.shape) == [block_m // splits, block_n]
-    return _linear_places(layout, 2 * block_m)
+    return _linear_places(*_bases(layout), 2 * block_m)
 
 
 def turned_places(block_m, block_n):
@@ -124,21 +145,29 @@ def narrow_places(block_m, block_n, splits):
     """As :func:`rows_places`, of a narrow tile's rows as they come."""
     layout = narrow_exchange._received_layout(block_m // splits, block_n)
     assert list(layout.shape) == [block_m // splits, block_n]
-    return _linear_places(layout, 2 * block_n)
+    return _linear_places(*_bases(layout), 2 * block_n)
 
 
-def _linear_places(layout, threads):
-    """What a linear layout's bases say; no two programs share it."""
+def _bases(layout):
+    """Of registers, lanes and warps; no two programs share a layout."""
+    assert list(layout.block_bases) == []
+    return [
+        tuple(map(tuple, bases))
+        for bases in (layout.reg_bases, layout.lane_bases, layout.warp_bases)
+    ]
+
+
+@functools.lru_cache
+def _linear_places(registers, lanes, warps, threads):
+    """What a linear layout's bases say."""
     thread = torch.arange(threads)[:, None]
-    register = torch.arange(2 ** len(layout.reg_bases))
+    register = torch.arange(2 ** len(registers))
     place = torch.zeros(threads, len(register), 2, dtype=torch.long)
     for number, bases in (
-        (register[None], layout.reg_bases), (thread % 32, layout.lane_bases),
-        (thread // 32, layout.warp_bases),
+        (register[None], registers), (thread % 32, lanes), (thread // 32, warps),
     ):  # fmt: skip
         for bit, base in enumerate(bases):
             place ^= (number >> bit & 1)[..., None] * torch.tensor(base)
-    assert 2 ** len(layout.lane_bases) == 32
-    assert 32 * 2 ** len(layout.warp_bases) == threads
-    assert list(layout.block_bases) == []
+    assert 2 ** len(lanes) == 32
+    assert 32 * 2 ** len(warps) == threads
     return place[..., 0], place[..., 1]

@@ -57,11 +57,14 @@ class Chain:
         return stream
 
 
-#: Rows, channels and tiles: those of stages, of a batch, and narrow ones that are cut along K.
+#: Rows, channels and tiles: those of stages, of a batch, narrow ones cut along K, those
+#: that share copies, all at once or in rings that each fills again for itself.
 CHAINS = {
     "stage 3": (196, 384, None), "stage 4": (49, 768, None), "at 384": (576, 512, None),
     "batch": (1568, 256, None),
     "narrow": (196, 384, ((16, 128, 2, 64), (32, 64, 4, 128))),
+    "shares": (196, 768, ((64, 128, 1, 64, 2, 4), (64, 128, 4, 64, 2, 1))),
+    "ring": (196, 512, ((64, 64, 1, 64, 2, 2), (64, 128, 1, 64, 2, 2))),
 }  # fmt: skip
 
 
@@ -89,14 +92,16 @@ def test_a_chain_in_a_graph(shape, cuda):
         assert torch.equal(found, plain)
 
 
-@pytest.mark.parametrize("names", [("stage 3", "stage 4"), ("stage 3", "narrow")], ids=str)
+@pytest.mark.parametrize(
+    "names", [("stage 3", "stage 4"), ("stage 3", "narrow"), ("shares", "ring")], ids=str
+)
 def test_two_streams_side_by_side(names, cuda):
     chains = [Chain(*CHAINS[name], cuda, seed=100 * i) for i, name in enumerate(names)]
     plain = [chain.run(pdl=False) for chain in chains]
     check_side_by_side([functools.partial(chain.run, pdl=True) for chain in chains], plain)
 
 
-@pytest.mark.parametrize("name", ["stage 3", "narrow"])
+@pytest.mark.parametrize("name", ["stage 3", "narrow", "shares"])
 def test_a_graph_beside_another_stream(name, cuda):
     """Replays on one stream, launches ahead on another: programs of both share the card."""
     chain, beside = Chain(*CHAINS[name], cuda), Chain(*CHAINS["stage 4"], cuda, seed=100)

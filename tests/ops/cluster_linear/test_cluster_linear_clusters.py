@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import time
-import types
 
 import gluon_memory
 import pytest
+import ring_threads
 import torch
 from cluster_linear_cases import FORMS, check, check_stream, make_product
 from cluster_linear_threads import config_of, send_rows, until_the_first_has_ended
 from gluon_clusters import expect_bytes, expect_bytes_late, me, wait_bytes
-from gluon_threads import _copy_in, _wait_products
+from gluon_threads import _wait_products
 
 torch.set_num_threads(1)
 
@@ -118,14 +118,11 @@ def test_a_slot_that_is_refilled_while_it_is_read_is_noticed(splits, run):
 def test_a_slot_that_keeps_its_first_tile_is_noticed(run):
     """Its barrier says that the next one has come."""
 
-    def copy(desc, at, barrier, tile):
-        if at[1] >= 128:
-            return barrier.landed(desc.block_type.nbytes)
-        return _copy_in(desc, at, barrier, tile)
+    def ask(asked, desc, row, column, *more):
+        asked(desc, row, column % 128, *more)
 
     made = make_product(49, 64, 256)
-    tma = types.SimpleNamespace(async_copy_global_to_shared=copy)
-    assert "error" in rejected(made, config_of(64, 64, 1, 256, 2), run, tma=tma)
+    assert "error" in rejected(made, config_of(64, 64, 1, 256, 2), run, ask_for_tiles=ask)
 
 
 @pytest.mark.parametrize("shift", [1, 8])
@@ -167,6 +164,13 @@ def test_sums_that_nobody_waits_for_are_noticed(splits, run):
     made = make_product(49, 64, 128 * splits)
     config = config_of(64, 64, splits, 128 * splits)
     rejected(made, config, run, wait_bytes=early, send_rows=send)
+
+
+def test_own_sums_that_other_warps_do_not_see_yet_are_noticed(run, monkeypatch):
+    """Without the meeting of a program's warps behind its stores to itself."""
+    monkeypatch.setattr(ring_threads, "debug_barrier", lambda: setattr(me(), "apart", False))
+    found = rejected(make_product(64, 64, 256), config_of(64, 64, 2, 256), run)
+    assert "error" in found or "NaN" in found
 
 
 @pytest.mark.parametrize("wrong", [-16, 16])

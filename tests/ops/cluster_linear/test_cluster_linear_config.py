@@ -25,7 +25,7 @@ from fastswin.testing.aot import SHARED_MEMORY_LIMIT
 TILE = ClusterLinearConfig(64, 64, 1, 4)
 
 ROWS = [
-    pytest.param(N, K, *row, id=f"{row[0]} rows, {N} x {K}")
+    pytest.param(N, K, row[0], row[1:], id=f"{row[0]} rows, {N} x {K}")
     for (N, K), ranges in MEASURED.items()
     for row in ranges
 ]
@@ -40,14 +40,21 @@ PUBLISHED = sorted(
 
 def tile_of(config):
     """What the tables say of a tile."""
-    return config.block_m, config.block_n, config.splits, config.block_k
+    shares = config.share_rows, config.share_columns
+    return config.block_m, config.block_n, config.splits, config.block_k, *shares
 
 
-@pytest.mark.parametrize(("N", "K", "rows", "block_m", "block_n", "splits", "block_k"), ROWS)
-def test_measured_tiles_are_able(N, K, rows, block_m, block_n, splits, block_k):
+def with_shares(tile):
+    """A row of the tables, which leaves out that nothing is shared."""
+    assert len(tile) in (4, 6)
+    return (*tile, 1, 1)[:6]
+
+
+@pytest.mark.parametrize(("N", "K", "rows", "tile"), ROWS)
+def test_measured_tiles_are_able(N, K, rows, tile):
     """Of one row and of as many as the range has; rings hold all steps or what fits."""
     config = default_cluster_linear_config(rows, N, K)
-    assert tile_of(config) == (block_m, block_n, splits, block_k)
+    assert tile_of(config) == with_shares(tile)
     assert config_blocker(config, 1, N, K) is None
     assert config_blocker(config, rows, N, K) is None
     more = dataclasses.replace(config, slots=config.slots + 1)
@@ -66,11 +73,11 @@ def test_a_range_ends_with_its_own_rows(shape):
     """One row more takes the next range, or the model's choice."""
     for number, (rows, *tiles) in enumerate(MEASURED[shape]):
         config = default_cluster_linear_config(rows, *shape)
-        assert tile_of(config) == tuple(tiles)
+        assert tile_of(config) == with_shares(tiles)
         more = default_cluster_linear_config(rows + 1, *shape)
         assert config_blocker(more, rows + 1, *shape) is None
         if number + 1 < len(MEASURED[shape]):
-            assert tile_of(more) == MEASURED[shape][number + 1][1:]
+            assert tile_of(more) == with_shares(MEASURED[shape][number + 1][1:])
 
 
 @settings(deadline=None, max_examples=300)
@@ -131,30 +138,9 @@ def test_a_ring_has_as_many_slots_as_fit_or_as_steps(block_m, block_n, splits, b
             assert able or (block_m, block_n, block_k) == (128, 128, 256)
 
 
-@pytest.mark.parametrize(
-    ("tile", "warps", "narrow"),
-    [((16, 64), 4, True), ((32, 128), 8, True), ((64, 128), 4, False), ((128, 64), 8, False)],
-    ids=str,
-)
-def test_a_warp_for_16_lines_of_the_first_operand(tile, warps, narrow):
-    config = ClusterLinearConfig(*tile, 1, 4)
-    assert (config.warps, config.narrow) == (warps, narrow)
-
-
-def test_shared_memory_of_a_program():
-    assert MAX_SHARED_BYTES == SHARED_MEMORY_LIMIT[90] * 1024
-    wide = ClusterLinearConfig(32, 64, 2, 3, 256)
-    assert wide.tail_bytes() == 256 + 32 * 64 * 4
-    assert wide.shared_bytes() == 3 * 96 * 512 + wide.tail_bytes() + 256
-    alone = ClusterLinearConfig(64, 128, 1, 6)
-    assert (alone.tail_bytes(), alone.shared_bytes()) == (0, 6 * 192 * 128 + 256)
-    shared = ClusterLinearConfig(64, 128, 4, 6)
-    assert shared.tail_bytes() == 256 + 64 * 128 * 4
-    assert shared.shared_bytes() == alone.shared_bytes() + shared.tail_bytes()
-
-
 TILES_NEEDED = "tiles of 16, 32, 64 or 128 rows and 64 or 128 columns are needed"
 STEPS_NEEDED = "1, 2, 4 or 8 splits and steps of 64, 128 or 256 channels are needed"
+SHARE_NEEDED = "tiles of 1 row or more, and of a divisor of {} columns, share"
 RING_NEEDED = "a ring for {} steps has two slots to as many, not {}"
 
 
@@ -181,7 +167,7 @@ RING_NEEDED = "a ring for {} steps has two slots to as many, not {}"
         ((16, 128, 8, 2), (49, 128, 1024), "each of 8 programs adds 8 of 16 rows or more"),
         ((32, 64, 8, 2), (49, 64, 1024), "each of 8 programs adds 8 of 32 rows or more"),
         ((128, 128, 1, 8), (49, 128, 512), "takes 262400 of 232448 bytes"),
-        ((128, 128, 2, 6), (49, 128, 768), "takes 262656 of 232448 bytes"),
+        ((128, 128, 2, 6), (49, 128, 768), "takes 262400 of 232448 bytes"),
         ((32, 128, 1, 3, 256), (49, 128, 768), "takes 246016 of 232448 bytes"),
         ((64, 64, 1, 4), (49, 96, 256), "96 columns are no multiple of block_n=64"),
         ((32, 64, 1, 4), (49, 96, 256), "96 columns are no multiple of block_n=64"),
@@ -203,11 +189,37 @@ RING_NEEDED = "a ring for {} steps has two slots to as many, not {}"
         ((32, 64, 1, 4), (2**23 - 32, 64, 256), None),
         ((32, 64, 1, 4), (2**23 - 31, 64, 256), "values are addressed in 32 bits"),
         ((64, 64, 1, 4), (2**17, 2**14, 256), "values are addressed in 32 bits"),
+        ((64, 64, 1, 4, 64, 2, 3), (49, 192, 256), None),
+        ((64, 64, 1, 4, 64, 16, 1), (49, 64, 256), None),
+        ((64, 64, 2, 2, 64, 2, 4), (49, 256, 256), None),
+        ((32, 128, 1, 4, 64, 3, 2), (49, 256, 256), None),
+        ((64, 64, 1, 4, 64, 0, 1), (49, 64, 256), SHARE_NEEDED.format(1)),
+        ((64, 64, 1, 4, 64, 1, 0), (49, 64, 256), SHARE_NEEDED.format(1)),
+        ((64, 64, 1, 4, 64, 1, -1), (49, 64, 256), SHARE_NEEDED.format(1)),
+        ((64, 64, 1, 4, 64, 1, 2), (49, 64, 256), SHARE_NEEDED.format(1)),
+        ((64, 64, 1, 4, 64, 2, 4), (49, 384, 256), SHARE_NEEDED.format(6)),
+        ((64, 64, 1, 4, 64, 17, 1), (49, 64, 256), "a cluster of 17 programs, of 16 at most"),
+        ((64, 64, 2, 2, 64, 3, 3), (49, 192, 256), "a cluster of 18 programs, of 16 at most"),
+        ((64, 64, 8, 2, 64, 2, 2), (49, 128, 1024), "a cluster of 32 programs, of 16 at most"),
     ],
     ids=str,
 )
 def test_what_a_product_needs(tiles, shape, reason):
     found = config_blocker(ClusterLinearConfig(*tiles), *shape)
+    assert found is None if reason is None else reason in found
+
+
+@pytest.mark.parametrize(
+    ("shares", "reason"),
+    [((1, 1), None), ((1, 6), None), ((1, 2), "all 6 tiles of a row share x, or none"),
+     ((1, 3), "all 6 tiles of a row share x, or none"),
+     ((2, 1), "all 6 tiles of a row share x, or none"),
+     ((2, 6), "all 6 tiles of a row share x, or none"),
+     ((1, 12), "of a divisor of 6 columns, share")],
+)  # fmt: skip
+def test_what_a_post_norm_shares(shares, reason):
+    config = ClusterLinearConfig(64, 64, 1, 4, 64, *shares)
+    found = config_blocker(config, 49, 384, 256, post_norm=True)
     assert found is None if reason is None else reason in found
 
 

@@ -10,6 +10,7 @@ from exchange_ptx import (
     BARRIER,
     EMPTY,
     SUMS,
+    counted,
     filled,
     received,
     rows_places,
@@ -35,12 +36,17 @@ def piece_bytes(block_m, block_n, splits):
     return block_m // splits * block_n * 4
 
 
+def sent_by(tile, part, first=0):
+    """Stores of one of the tile's programs, numbers ``first`` and on of their cluster."""
+    return sent(*tile, SUMS + part * piece_bytes(*tile), BARRIER, first + part)
+
+
 def memory_of(tile, part, first=0):
     """What ``part`` has sent; the tile's programs are numbers ``first`` and on of their cluster."""
     block_m, block_n, splits = tile
     row, column = tile_places(block_m, block_n)
-    stores = sent(*tile, SUMS + part * piece_bytes(*tile), BARRIER, first + part)
-    return filled(stores, row * block_n + column, splits, block_m * block_n, first)
+    place = row * block_n + column
+    return filled(sent_by(tile, part, first), place, splits, block_m * block_n, first + part, first)
 
 
 def check_arrivals(tile, first=0):
@@ -52,6 +58,19 @@ def check_arrivals(tile, first=0):
         found = taken_up(loads, memory_of(tile, part, first)[program], row.shape[1])
         expected = (program * (block_m // splits) + row) * block_n + column
         assert torch.equal(found, expected)
+
+
+def check_counts(tile, first=0):
+    """What each program sends counts at the others, what it keeps nowhere."""
+    splits, piece = tile[2], piece_bytes(*tile)
+    for part in range(splits):
+        found = counted(sent_by(tile, part, first), splits, first)
+        assert found == [0 if program == part else piece for program in range(splits)]
+
+
+def check_exchange(tile):
+    check_counts(tile)
+    check_arrivals(tile)
 
 
 @pytest.mark.parametrize("places", [tile_places, rows_places])
@@ -73,13 +92,16 @@ def test_each_sum_arrives_where_its_place_is_added(number, tile):
     check_arrivals(tile, number * tile[2])
 
 
-def test_pieces_lie_side_by_side_and_fill_the_barriers_count(tile):
-    """Of each program as many bytes as the kernel's barrier expects, all within the tail."""
-    splits, words = tile[2], piece_bytes(*tile) // 4
+@pytest.mark.parametrize("number", [0, 1])
+def test_pieces_lie_side_by_side_and_fill_the_barriers_count(number, tile):
+    """A piece for each program, all within the tail; a program's own counts nowhere."""
+    splits, piece = tile[2], piece_bytes(*tile)
     for part in range(splits):
-        filled = (memory_of(tile, part) != EMPTY).view(splits, splits, words)
+        filled = memory_of(tile, part, number * splits) != EMPTY
+        filled = filled.view(splits, splits, piece // 4)
         assert filled[:, part].all()
-        assert filled.sum() == splits * words
+        assert filled.sum() == splits * (piece // 4)
+    check_counts(tile, number * splits)
 
 
 def test_constraints_name_the_operands_of_a_thread(tile):
@@ -110,13 +132,16 @@ def test_a_wrong_layout_would_show(tile, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("text", "changed"), [("[to+512]", "[to+528]"), ("{$40, $41,", "{$41, $40,")]
+    ("text", "changed"),
+    [("[to+512]", "[to+528]"), ("{$40, $41,", "{$41, $40,"), ("[below+512]", "[below+528]"),
+     ("@!own st.async", "st.async"), ("@own st.shared", "st.shared"), ("@own st", "@!own st"),
+     ("own, warp, rank", "own, warp, tile"), ("warp, warp, tile", "warp, warp, rank")],
 )  # fmt: skip
 def test_a_wrong_text_would_show(text, changed, monkeypatch):
-    """A store that lies elsewhere, two registers exchanged."""
+    """A store that lies elsewhere, two registers exchanged; own sums sent, or others' kept."""
     right = exchange._sending
     tile = 64, 128, 4
     assert text in right(*tile)
     monkeypatch.setattr(exchange, "_sending", lambda *tile: right(*tile).replace(text, changed))
     with pytest.raises((AssertionError, IndexError)):
-        check_arrivals(tile)
+        check_exchange(tile)

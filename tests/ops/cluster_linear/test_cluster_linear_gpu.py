@@ -39,12 +39,17 @@ ROWS = (49, 196, 576)
 SHAPES = [(row[0], *shape) for shape, ranges in MEASURED.items() for row in ranges]
 
 #: Every wide tile and number of programs that share it, in the narrowest steps; then narrow tiles
-#: and wide steps, in both orders.
+#: and wide steps, in both orders; then tiles of rows and of columns that share copies, up to 16
+#: programs a cluster.
 TILES = [
     *itertools.product((64, 128), (64, 128), (1, 2, 4, 8), (64,)),
     (16, 64, 1, 64), (16, 64, 2, 128), (16, 128, 1, 128), (16, 128, 2, 256), (32, 64, 1, 256),
     (32, 64, 2, 64), (32, 64, 4, 128), (32, 128, 1, 64), (32, 128, 4, 64), (64, 64, 1, 256),
     (64, 128, 8, 128), (128, 64, 2, 128),
+    (64, 64, 1, 64, 2, 1), (64, 64, 1, 64, 1, 2), (64, 64, 1, 64, 4, 4), (64, 64, 1, 128, 3, 2),
+    (64, 128, 1, 64, 2, 2), (64, 128, 4, 64, 2, 1), (64, 128, 2, 64, 2, 2), (64, 64, 8, 64, 2, 1),
+    (128, 64, 1, 128, 1, 4), (128, 64, 4, 64, 2, 2), (128, 128, 1, 64, 4, 1),
+    (32, 64, 1, 128, 4, 2), (32, 64, 2, 64, 2, 2), (16, 128, 1, 64, 2, 2), (16, 64, 2, 128, 1, 4),
 ]  # fmt: skip
 
 
@@ -107,7 +112,7 @@ def test_choices_of_the_model(N, K, M, cuda):
 @pytest.mark.parametrize("tile", TILES, ids=str)
 def test_every_tile(tile, form, cuda):
     """Some of the last tile's rows, six steps; rings of as many slots as fit and of two."""
-    splits, block_k, M, N = *tile[2:], 177, 256
+    splits, block_k, M, N = *tile[2:4], 177, 256
     K = 6 * block_k * splits
     norm = {"parts": 3, "gelu": True}, torch.float16
     around, dtype = norm if form == "norm" else ({"residual": True}, torch.bfloat16)
@@ -126,11 +131,29 @@ def test_statistics_change_nothing(tile, cuda):
     assert torch.equal(run_on_card(made, config), check_every_way(made, config))
 
 
+@pytest.mark.parametrize(
+    "tile",
+    [(64, 64, 1, 64), (64, 64, 4, 64), (128, 64, 2, 64), (128, 128, 1, 64), (32, 64, 1, 128),
+     (32, 64, 2, 64)],
+    ids=str,
+)  # fmt: skip
+def test_shares_change_nothing(tile, cuda):
+    """The same bits whoever asks for a tile; of rows of one tile, of some and of many."""
+    for M in (49, 196, 784):
+        made = make_product(M, 512, 768, parts=6, gelu=True, device=cuda)
+        alone = run_on_card(made, with_ring(768, *tile))
+        check(alone, made)
+        for shares in ((2, 1), (1, 2), (1, 4), (2, 2), (4, 1)):
+            if tile[2] * shares[0] * shares[1] <= 8:
+                found = run_on_card(made, with_ring(768, *tile, *shares))
+                assert torch.equal(found, alone)
+
+
 @pytest.mark.parametrize("dtype", HALF.values(), ids=HALF)
 @pytest.mark.parametrize(
     "tile",
     [(64, 64, 1, 64), (64, 128, 2, 64), (128, 128, 4, 64), (64, 64, 8, 64), (32, 64, 1, 256),
-     (16, 128, 2, 64), (32, 64, 4, 128)],
+     (16, 128, 2, 64), (32, 64, 4, 128), (64, 128, 1, 64, 2, 3), (64, 128, 2, 64, 2, 1)],
     ids=str,
 )  # fmt: skip
 def test_more_programs_than_a_card_holds(tile, dtype, cuda):
@@ -195,6 +218,22 @@ def test_post_norm(shape, dtype, cuda):
         run_post_norm(made | {"residual": runs[2]}, runs[2])
         check_post_norm(runs[0], made)
         assert all(torch.equal(runs[0], other) for other in runs[1:])
+
+
+@pytest.mark.parametrize(("N", "K"), [(192, 768), (384, 384), (512, 2048)])
+def test_a_post_norms_shares_change_nothing(N, K, cuda):
+    """x copied once for all tiles of a row, or by each."""
+    made = make_post_norm(196, N, K, device=cuda)
+    config = default_post_norm_config(196, N, K)
+    runs = [
+        run_post_norm(
+            made, torch.full_like(made["residual"], float("nan")),
+            config=dataclasses.replace(config, share_columns=columns),
+        )
+        for columns in (1, N // config.block_n)
+    ]  # fmt: skip
+    check_post_norm(runs[0], made)
+    assert torch.equal(*runs)
 
 
 def test_post_norm_of_more_rows_than_a_card_holds(cuda):

@@ -13,6 +13,7 @@ from exchange_ptx import (
     BARRIER,
     EMPTY,
     SUMS,
+    counted,
     filled,
     narrow_places,
     received_narrow,
@@ -38,23 +39,36 @@ def piece_bytes(block_m, block_n, splits):
     return block_m // splits * block_n * 4
 
 
-def memory_of(tile, part):
-    """What ``part`` has sent to each program."""
+def sent_by(tile, part, first=0):
+    """Stores of one of the tile's programs, numbers ``first`` and on of their cluster."""
+    return sent_narrow(*tile, SUMS + part * piece_bytes(*tile), BARRIER, first + part)
+
+
+def memory_of(tile, part, first=0):
+    """What ``part`` has left with each program."""
     block_m, block_n, splits = tile
     row, column = turned_places(block_m, block_n)
-    stores = sent_narrow(*tile, SUMS + part * piece_bytes(*tile), BARRIER, part)
-    return filled(stores, row * block_n + column, splits, block_m * block_n)
+    place = row * block_n + column
+    return filled(sent_by(tile, part, first), place, splits, block_m * block_n, first + part, first)
 
 
-def check_arrivals(tile):
+def check_arrivals(tile, first=0):
     """What each program takes up of each is the sum of the row and column that it adds it to."""
     block_m, block_n, splits = tile
     row, column = narrow_places(*tile)
     for part, program in itertools.product(range(splits), range(splits)):
         loads = received_narrow(*tile, SUMS + part * piece_bytes(*tile))
-        found = taken_up(loads, memory_of(tile, part)[program], row.shape[1])
+        found = taken_up(loads, memory_of(tile, part, first)[program], row.shape[1])
         expected = (program * (block_m // splits) + row) * block_n + column
         assert torch.equal(found, expected)
+
+
+def check_counts(tile, first=0):
+    """What each program sends counts at the others, what it keeps nowhere."""
+    splits, piece = tile[2], piece_bytes(*tile)
+    for part in range(splits):
+        found = counted(sent_by(tile, part, first), splits, first)
+        assert found == [0 if program == part else piece for program in range(splits)]
 
 
 def test_these_are_all_cuts_of_narrow_tiles():
@@ -63,6 +77,11 @@ def test_these_are_all_cuts_of_narrow_tiles():
         if config_blocker(ClusterLinearConfig(*tile, 2), 49, 128, 2048) is None
     ]  # fmt: skip
     assert able == TILES
+
+
+def check_exchange(tile):
+    check_counts(tile)
+    check_arrivals(tile)
 
 
 @pytest.mark.parametrize("places", [turned_places, narrow_places])
@@ -88,17 +107,22 @@ def test_threads_finish_rows_alone_and_store_16_bytes_where_they_have_them(rows,
     assert layout.size_per_thread[1] * 2 == (8 if rows == 8 else 16)
 
 
-def test_each_sum_arrives_where_its_place_is_added(tile):
-    check_arrivals(tile)
+@pytest.mark.parametrize("number", [0, 1, 3])
+def test_each_sum_arrives_where_its_place_is_added(number, tile):
+    """Also of further tiles of a cluster that holds several (16 programs at most)."""
+    check_arrivals(tile, number * tile[2])
 
 
-def test_pieces_lie_side_by_side_and_fill_the_barriers_count(tile):
-    """Of each program as many bytes as the kernel's barrier expects, all within the tail."""
-    splits, words = tile[2], piece_bytes(*tile) // 4
+@pytest.mark.parametrize("number", [0, 3])
+def test_pieces_lie_side_by_side_and_fill_the_barriers_count(number, tile):
+    """A piece for each program, all within the tail; a program's own counts nowhere."""
+    splits, piece = tile[2], piece_bytes(*tile)
     for part in range(splits):
-        filled_words = (memory_of(tile, part) != EMPTY).view(splits, splits, words)
-        assert filled_words[:, part].all()
-        assert filled_words.sum() == splits * words
+        found = memory_of(tile, part, number * splits) != EMPTY
+        found = found.view(splits, splits, piece // 4)
+        assert found[:, part].all()
+        assert found.sum() == splits * (piece // 4)
+    check_counts(tile, number * splits)
 
 
 def test_inline_assembly_sees_all_values_of_a_thread_at_once(tile):
@@ -127,7 +151,8 @@ def test_a_wrong_layout_would_show(bases, tile, monkeypatch):
 
 
 #: Of what is sent: a store that lies elsewhere, two registers exchanged, another program, another
-#: barrier, a shorter way from warp to warp or from lane to lane. The same of what is taken up.
+#: barrier, a shorter way from warp to warp or from lane to lane; a program's own sums elsewhere, or
+#: taken for others'. The same of what is taken up.
 MISTAKES = {
     "place": ("_sending", "[to+512]", "[to+528]"),
     "registers": ("_sending", "{$4, $5,", "{$5, $4,"),
@@ -135,6 +160,11 @@ MISTAKES = {
     "barrier": ("_sending", "counter, $36, rank", "counter, $20, rank"),
     "warps": ("_sending", "below, below, 1024, to", "below, below, 512, to"),
     "lanes": ("_sending", "shl.b32 to, below, 4", "shl.b32 to, below, 3"),
+    "own place": ("_sending", "[below+512]", "[below+528]"),
+    "own sums sent": ("_sending", "@!own st.async", "st.async"),
+    "others' sums kept": ("_sending", "@own st.shared", "st.shared"),
+    "own and others'": ("_sending", "own, rank, here", "own, rank, below"),
+    "of all tiles": ("_sending", "rank, here, 254", "rank, here, 255"),
     "place read": ("_receiving", "[from+512]", "[from+0]"),
     "registers read": ("_receiving", "{$4, $5,", "{$5, $4,"),
     "warps read": ("_receiving", "from, warp, 1024, from", "from, warp, 512, from"),
@@ -148,4 +178,4 @@ def test_a_wrong_text_would_show(name, text, changed, monkeypatch):
     assert text in right(*((32, 2) if name == "_sending" else (16,)))
     monkeypatch.setattr(narrow_exchange, name, lambda *sizes: right(*sizes).replace(text, changed))
     with pytest.raises((AssertionError, IndexError)):
-        check_arrivals((32, 64, 2))
+        check_exchange((32, 64, 2))

@@ -57,6 +57,7 @@ def test_measured_tiles_are_able(N, K, rows, block_m, block_n, splits, block_k):
     config = default_post_norm_config(rows, N, K)
     assert (config.block_m, config.block_n, config.splits) == (block_m, block_n, splits)
     assert config.block_k == block_k
+    assert config.share_columns == N // block_n  # x is copied once for all of a row
     assert config_blocker(config, 1, N, K, post_norm=True) is None
     assert config_blocker(config, rows, N, K, post_norm=True) is None
     more = dataclasses.replace(config, slots=config.slots + 1)
@@ -75,7 +76,7 @@ def test_measured_ranges_ascend():
 def test_a_row_of_more_programs_than_a_cluster_is_refused():
     config = ClusterLinearConfig(64, 64, 2, 2)
     assert config_blocker(config, 49, 512, 512, post_norm=True) is None
-    reason = "a row of 576 columns takes 18 programs of 16"
+    reason = "a cluster of 18 programs, of 16 at most"
     assert config_blocker(config, 49, 576, 512, post_norm=True) == reason
     assert config_blocker(config, 49, 576, 512) is None
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 from ahead_of_time import compile_each
-from gluon_threads import Pointer, run_source
+from gluon_threads import Descriptor, Pointer, run_source
 from group_copies import Copies
 from long_attention_cases import make_problem
 
@@ -28,12 +28,15 @@ def run_on_cpu(problem, copies=None):
     C, tokens = channels // 3, window[0] * window[1]
     per_col, per_row = H // window[0], W // window[1]
     out = qkv.new_full((B, H, W, C), float("nan"))
+    NP = padded_tokens(tokens)
+    rows_of_keys = table.reshape(-1, NP)
     arguments = (
-        Pointer(qkv.view(-1)), Pointer(table.reshape(-1)), Pointer(out.view(-1)), scale * LOG2_E,
+        Pointer(qkv.view(-1)), Descriptor(rows_of_keys, [64, 64]),
+        Descriptor(rows_of_keys, [64, NP - 128]), Pointer(out.view(-1)), scale * LOG2_E,
         H, W, per_col, per_row,
     )  # fmt: skip
     constants = {
-        "C": C, "NH": heads, "N": tokens, "NP": padded_tokens(tokens),
+        "C": C, "NH": heads, "N": tokens, "NP": NP,
         "WH": window[0], "WW": window[1], "SH": shift[0], "SW": shift[1], "REGISTERS": 0,
         "PDL": False,
     }  # fmt: skip
