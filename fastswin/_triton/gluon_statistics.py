@@ -14,9 +14,9 @@ from triton.experimental.gluon import language as gl
 
 
 @gluon.constexpr_function
-def part_columns(PARTS, LEAST=8):
-    """Columns of a tile of parts: a power of two, as many as a layout has at least."""
-    return max(LEAST, 1 << (PARTS - 1).bit_length())
+def part_columns(PARTS):
+    """Columns of a tile of parts: a power of two, 8 at least as a product's tile has."""
+    return max(8, 1 << (PARTS - 1).bit_length())
 
 
 @gluon.jit

@@ -45,6 +45,9 @@ MOST, FEWEST, CHAIN_BYTES = 20, 3, 100 << 20
 #: Least part of a program's steps that a candidate's ring holds; least and most programs.
 LEAST_RING, PROGRAMS = 0.6, (20, 420)
 
+#: Tiles of rows and of columns of a cluster, for the operator's own tile.
+SHARES = ((1, 1), (2, 1), (2, 2), (2, 4), (1, 4))
+
 #: Most that a statistic may be off: a mean, and squared deviations over the true ones.
 MEAN_ERROR, SQUARES_ERROR = 1e-5, 1e-4
 
@@ -87,7 +90,7 @@ def candidates(shape: Shape) -> list[ClusterLinearConfig]:
     """Tiles that the kernel takes, their rings as long as they get: about 30 a shape.
 
     Rings of few of their steps, few programs and many are slow, and left out; the operator's own
-    choice never is.
+    choice never is, and comes in clusters of several sizes.
     """
     M, N, K = shape.sizes
     low, high = PROGRAMS
@@ -103,6 +106,11 @@ def candidates(shape: Shape) -> list[ClusterLinearConfig]:
             or (low <= programs(shape, config) <= high and slots >= LEAST_RING * config.steps(K))
         ):
             found.append(config)
+    if own is not None:
+        for rows, columns in SHARES:
+            config = dataclasses.replace(own, share_rows=rows, share_columns=columns)
+            if config_blocker(config, M, N, K) is None and config not in found:
+                found.append(config)
     return found
 
 
@@ -122,9 +130,11 @@ def told(shape: Shape, form: Form) -> str:
     """A form in a line."""
     if isinstance(form, str):
         return form
+    shared = f", {form.share_rows} x {form.share_columns} tiles share"
     return (
         f"{form.block_m}x{form.block_n} splits {form.splits}, steps of {form.block_k}, ring "
         f"{form.slots} of {form.steps(shape.sizes[2])}, {programs(shape, form)} programs"
+        f"{shared if form.share_rows * form.share_columns > 1 else ''}"
     )
 
 

@@ -66,6 +66,11 @@ class Pool:
         return self.why.get(job)
 
 
+def alone(tiles):
+    """The same tiles without clusters that share."""
+    return dataclasses.replace(tiles, share_rows=1, share_columns=1)
+
+
 @pytest.mark.parametrize("shape", ALL, ids=str)
 def test_every_shape_has_tiles_with_full_rings_and_something_beside_them(shape):
     M, N, K = shape.sizes
@@ -78,8 +83,11 @@ def test_every_shape_has_tiles_with_full_rings_and_something_beside_them(shape):
         longer = dataclasses.replace(tiles, slots=tiles.slots + 1)
         assert config_blocker(longer, M, N, K) is not None
         few = tiles.slots < 0.6 * tiles.steps(K)
-        assert tiles == own or not few
-        assert tiles == own or 20 <= programs(shape, tiles) <= 420
+        chosen = alone(tiles) == alone(own)
+        assert chosen or not few
+        assert chosen or 20 <= programs(shape, tiles) <= 420
+        assert chosen or tiles == alone(tiles)
+    assert alone(own) in found
     assert forms(shape)[: len(others(shape))] == list(others(shape))
     assert 3 <= copies(shape) <= 20
     assert 2 * N * K * copies(shape) <= 400 << 20
@@ -98,7 +106,8 @@ def test_few_rows_have_the_operators_own_choice():
     """Whose programs are fewer than a bench of stages looks at."""
     shape = Shape("proj", 20, 128)
     own = default_cluster_linear_config(*shape.sizes)
-    assert candidates(shape) == [own]
+    assert candidates(shape)[0] == own
+    assert {alone(tiles) for tiles in candidates(shape)} == {own}
     assert programs(shape, own) < 20
 
 
@@ -118,6 +127,8 @@ def test_a_form_in_a_line():
     assert told(shape, tiles) == "64x128 splits 4, steps of 64, ring 6 of 6, 48 programs"
     tiles = ClusterLinearConfig(32, 64, 2, 2, 256)
     assert told(shape, tiles) == "32x64 splits 2, steps of 256, ring 2 of 3, 84 programs"
+    shared = dataclasses.replace(tiles, share_rows=2, share_columns=4)
+    assert told(shape, shared) == f"{told(shape, tiles)}, 2 x 4 tiles share"
     assert (str(shape), shape.sizes) == ("fc2 196x384", (196, 384, 1536))
     assert told(shape, "split_k + join") == "split_k + join"
 

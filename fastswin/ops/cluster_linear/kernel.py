@@ -269,9 +269,9 @@ def _cluster_linear_kernel(
     layout: gl.constexpr = (
         narrow_layout(ROWS, BLOCK_N) if NARROW else rows_layout(BLOCK_M, BLOCK_N, SPLITS, ACROSS)
     )
-    JOIN_EARLY: gl.constexpr = PARTS > 0 and BLOCK_M == 128
-    PLACES: gl.constexpr = part_columns(PARTS, 8 * min(BLOCK_M // 16, SPLITS))
-    parts_layout: gl.constexpr = rows_layout(BLOCK_M, PLACES, SPLITS) if JOIN_EARLY else layout
+    JOIN_EARLY: gl.constexpr = PARTS > 0 and BLOCK_M == 128 and SPLITS == 1
+    PLACES: gl.constexpr = part_columns(PARTS)
+    parts_layout: gl.constexpr = accumulator(PLACES, BLOCK_M) if JOIN_EARLY else layout
     own_row = gl.arange(0, ROWS, gl.SliceLayout(1, layout))
     row = row0 + part * ROWS + own_row
     col = col0 + gl.arange(0, BLOCK_N, gl.SliceLayout(0, layout))

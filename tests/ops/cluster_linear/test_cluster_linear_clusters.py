@@ -91,9 +91,12 @@ def test_others_wait_for_a_slow_program(splits, run):
     check(run(made, config_of(64, 64, splits, 128 * splits), send_rows=send), made)
 
 
-def test_more_rows_than_one_tile_have_their_own_statistics(run):
-    made = make_product(300, 64, 256, parts=2, offset=30.0)
-    check(run(made, config_of(128, 64, 2, 256)), made)
+@pytest.mark.parametrize("parts", [1, 2, 6])
+@pytest.mark.parametrize("tile", [(128, 64, 1), (128, 128, 1), (128, 64, 2), (64, 128, 1)], ids=str)
+def test_more_rows_than_one_tile_have_their_own_statistics(tile, parts, run):
+    """Joined beside the products where a thread has few rows' parts, behind them elsewhere."""
+    made = make_product(300, tile[1], 384, parts=parts, offset=30.0)
+    check(run(made, config_of(*tile, 384)), made)
 
 
 def rejected(made, config, run, **stand_ins):

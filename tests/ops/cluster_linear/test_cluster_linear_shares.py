@@ -220,7 +220,7 @@ def test_a_tile_for_a_program_that_has_ended_is_noticed(run, monkeypatch):
         ({"row": lambda given: given["row"] + 1}, "error"),
         ({"per_barrier": lambda given: 2}, LATE),
     ],
-    ids=str,
+    ids=["behind", "in front", "askew", "barrier", "mask", "column", "row", "per barrier"],
 )  # fmt: skip
 def test_tiles_elsewhere_are_noticed(changed, message, run, monkeypatch):
     made, config = problem((64, 64, 1, 64, 2, 1), 2)
