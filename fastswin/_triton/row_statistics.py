@@ -10,13 +10,11 @@ import triton.language as tl
 
 
 @triton.jit
-def load_stats(
-    stats_ptr, row, valid, M, PARTS: tl.constexpr, FIRST: tl.constexpr = 0
-):  # fmt: skip
+def load_stats(stats_ptr, row, valid, M, PARTS: tl.constexpr, FIRST: tl.constexpr = 0):
     """Means and squares of all parts of rows, one tensor each, for :func:`join_stats`.
 
-    A kernel that joins them behind its products does not wait for them in front, which took 0.7 to
-    1.5 us of a launch at batch 1 (H200, docs/performance.md).
+    A kernel that joins them behind its products does not wait for them in front, which took 0.9 to
+    1.7 us of a launch at batch 1 (H200, docs/performance.md).
     """
     at = stats_ptr + FIRST * M + row
     mean = tl.load(at, mask=valid, other=0.0)

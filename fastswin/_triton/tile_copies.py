@@ -1,9 +1,9 @@
-"""Tiles by the tensor copy engine, asked for by all warps of a program, shared by a cluster.
+"""Tiles by the tensor copy engine, asked for by several warps of a program, shared by a cluster.
 
 A warp needs 75 ns to ask for a copy, the compiler's own copies all stand in line at one warp and
-synchronise the program each time (docs/performance.md). Here every warp asks for its part of the
-tiles. With SHARE programs of a cluster that need the same tiles each asks for its part for all of
-them: a multiprocessor takes 106 bytes/ns so where it takes 68 of its own (H200).
+synchronise the program each time (docs/performance.md). Here each of several warps asks for its
+part of the tiles. With SHARE programs of a cluster that need the same tiles each asks for its part
+for all of them: a multiprocessor takes 106 bytes/ns so where it takes 68 of its own (H200).
 
 Barriers and tiles are addresses of shared memory, equal in all programs (cluster_memory.py). A
 kernel that has one buffer only, the ring of tiles, has it where its shared memory begins

@@ -127,7 +127,8 @@ def ring_slots(
     return 0
 
 
-#: Rows up to a number, then block_m, block_n, splits and block_k of their fastest tiles.
+#: Rows up to a number, then block_m, block_n, splits and block_k of their fastest tiles and, where
+#: a cluster has several, how many share the weight and x.
 Measured = tuple[tuple[int, ...], ...]
 
 #: Fastest tiles by (N, K) of the named variants (H200: chains that start with a cold L2, then whole

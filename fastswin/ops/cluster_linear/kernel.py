@@ -27,13 +27,13 @@ LayerNorm may stand behind the product, whose statistics the product that wrote 
     norm(x) @ W.T = rstd * (x @ W.T - mean * W.sum(1))
 
 Statistics are asked for in front of the products and joined behind or beside them: waiting for
-them in front took 0.7 to 1.5 us of each launch. V2's LayerNorm stands behind too, of the product's
+them in front took 0.9 to 1.7 us of each launch. V2's LayerNorm stands behind too, of the product's
 results: then a cluster holds all programs of its rows, who tell each other their columns'
 statistics.
 
 2 M N K FLOPs; L2 delivers ``M N K (1 / BLOCK_M + 1 / BLOCK_N) * 2`` bytes, half of them before the
 wait, and programs send ``4 M N (SPLITS - 1)`` to each other. A tile leaves by 16 bytes a thread: as
-tensor cores leave it, 4 bytes in 8 rows at once, 64 x 128 took 0.5 us and 128 x 128 1 us longer.
+tensor cores leave it, 4 bytes in 8 rows at once, 64 x 128 took 0.35 us and 128 x 128 1.3 us longer.
 """
 
 from __future__ import annotations
@@ -102,11 +102,21 @@ def _place(
     return tile_row, tile_col, rank % SPLITS, down, across
 
 
+@gluon.constexpr_function
+def _first(ROWS, OTHER_ROWS, COUNT, X):
+    """Number of an operand's first tile, all tiles being of its ROWS rows.
+
+    The larger tiles come first, COUNT of them, and x's of two equal ones.
+    """
+    behind = OTHER_ROWS > ROWS or (OTHER_ROWS == ROWS and not X)
+    return COUNT * OTHER_ROWS // ROWS if behind else 0
+
+
 @gluon.jit
 def _tiles(
     x_desc, weight_desc, COUNT: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
 ):  # fmt: skip
-    """One buffer as tiles of x and as tiles of the weight; of the larger ones COUNT come first."""
+    """One buffer as tiles of x and as tiles of the weight; :func:`_first` says which are whose."""
     LARGE: gl.constexpr = BLOCK_N if BLOCK_N > BLOCK_M else BLOCK_M
     SMALL: gl.constexpr = BLOCK_M if BLOCK_N > BLOCK_M else BLOCK_N
     ALL: gl.constexpr = (COUNT * (LARGE + SMALL) + LARGE - 1) // LARGE
@@ -139,11 +149,11 @@ def _multiply(
     BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
 ):  # fmt: skip
     """``acc`` plus a step's products, started and not waited for."""
-    X_BEHIND: gl.constexpr = SLOTS * BLOCKS * BLOCK_N // BLOCK_M if BLOCK_N > BLOCK_M else 0
-    WEIGHT_BEHIND: gl.constexpr = 0 if BLOCK_N > BLOCK_M else SLOTS * BLOCKS * BLOCK_M // BLOCK_N
+    X_FIRST: gl.constexpr = _first(BLOCK_M, BLOCK_N, SLOTS * BLOCKS, True)
+    WEIGHT_FIRST: gl.constexpr = _first(BLOCK_N, BLOCK_M, SLOTS * BLOCKS, False)
     for block in gl.static_range(BLOCKS):
-        x = x_tiles.index(X_BEHIND + SLOT * BLOCKS + block)
-        weight = weight_tiles.index(WEIGHT_BEHIND + SLOT * BLOCKS + block)
+        x = x_tiles.index(X_FIRST + SLOT * BLOCKS + block)
+        weight = weight_tiles.index(WEIGHT_FIRST + SLOT * BLOCKS + block)
         if BLOCK_M < 64:
             acc = warpgroup_mma(weight, x.permute((1, 0)), acc, is_async=True)
         else:
@@ -251,9 +261,8 @@ def _cluster_linear_kernel(
         cluster_arrive()
     x_tiles, weight_tiles = _tiles(x_desc, weight_desc, SLOTS * BLOCKS, BLOCK_M, BLOCK_N)
     ring = ring_address()
-    LARGE: gl.constexpr = SLOTS * step_bytes // (BLOCK_M + BLOCK_N)
-    x_at = ring + (LARGE * BLOCK_N if BLOCK_N > BLOCK_M else 0)
-    weight_at = ring + (0 if BLOCK_N > BLOCK_M else LARGE * BLOCK_M)
+    x_at = ring + _first(BLOCK_M, BLOCK_N, SLOTS * BLOCKS, True) * (128 * BLOCK_M)
+    weight_at = ring + _first(BLOCK_N, BLOCK_M, SLOTS * BLOCKS, False) * (128 * BLOCK_N)
     if SHARE_ROWS > 1:
         cluster_wait()
     else:
