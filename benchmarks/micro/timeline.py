@@ -101,7 +101,7 @@ def load_stamped(folder: Path) -> ModuleType:
 
 def run_chain(M: int, C: int) -> torch.Tensor:
     """Clock of every launch, event and program, ``[2 BLOCKS, PROGRAMS, PLACES]``, 0 where none."""
-    from fastswin.ops.cluster_linear.config import default_cluster_linear_config
+    from fastswin.ops.cluster_linear.choice import default_cluster_linear_config
     from fastswin.ops.cluster_linear.launch import cluster_linear_fwd
 
     tiles = [default_cluster_linear_config(M, *size) for size in ((4 * C, C), (C, 4 * C))]

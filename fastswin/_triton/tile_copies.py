@@ -28,7 +28,7 @@ def ring_address():
 
 
 @gluon.constexpr_function
-def _asking(PARAMETER, TILES, PER_BARRIER, BYTES, WARPS, SHARE):
+def _asking(PARAMETER, TILES, PER_BARRIER, BYTES, WARPS, SHARE, FIRST=0):
     """PTX that asks for a program's part of the tiles, each by lane 0 of a warp."""
     by_all = ".multicast::cluster" if SHARE > 1 else ""
     copy = f"cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes{by_all}"
@@ -57,6 +57,7 @@ def _asking(PARAMETER, TILES, PER_BARRIER, BYTES, WARPS, SHARE):
 def ask_for_tiles(
     desc, row, column, address, barriers, number, mask, PARAMETER: gl.constexpr,
     TILES: gl.constexpr, PER_BARRIER: gl.constexpr, SHARE: gl.constexpr, WARPS: gl.constexpr,
+    FIRST: gl.constexpr = 0,
 ):  # fmt: skip
     """Copies of tiles side by side, 64 columns each, one behind the other from ``address`` on.
 
@@ -70,9 +71,51 @@ def ask_for_tiles(
         number, mask: which of the programs that share this is, and one bit for each of them by
             their place in the cluster; anything where SHARE is 1.
         PARAMETER: the descriptor's name in PTX.
+        WARPS, FIRST: how many ask, from which one on.
     """
     BYTES: gl.constexpr = desc.block_type.nbytes
     gl.inline_asm_elementwise(
-        _asking(PARAMETER, TILES, PER_BARRIER, BYTES, WARPS, SHARE), "=r,r,r,r,r,r,r,~{memory}",
+        _asking(PARAMETER, TILES, PER_BARRIER, BYTES, WARPS, SHARE, FIRST),
+        "=r,r,r,r,r,r,r,~{memory}",
         [row, column, address, barriers, number, mask], dtype=gl.int32, is_pure=False, pack=1,
+    )  # fmt: skip
+
+
+@gluon.constexpr_function
+def _asking_again(PARAMETER, TILES, BYTES, COLUMN, TO, COUNTER, WARP):
+    """PTX that asks for tiles side by side, one by lane 0 of each warp from WARP on."""
+    copy = "cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+    return (
+        "{ .reg .pred one; .reg .b32 lane, tile, to, column; .reg .b64 map;"
+        " mov.u32 lane, %tid.x; shr.u32 tile, lane, 5; and.b32 lane, lane, 31;"
+        f" sub.u32 tile, tile, {WARP}; setp.eq.u32 one, lane, 0;"
+        f" setp.lt.and.u32 one, tile, {TILES}, one; mov.b64 map, {PARAMETER};"
+        f" cvta.param.u64 map, map; mad.lo.u32 to, tile, {BYTES}, $3; shl.b32 column, tile, 6;"
+        f" add.u32 column, column, $2; add.u32 column, column, {COLUMN};"
+        f" @one {copy} [to+{TO}], [map, {{column, $1}}], [$4+{COUNTER}]; mov.u32 $0, 0; }}"
+    )
+
+
+@gluon.jit
+def ask_again(
+    desc, row, column, address, barriers, PARAMETER: gl.constexpr, STEP: gl.constexpr,
+    SLOT: gl.constexpr, TILES: gl.constexpr, WARP: gl.constexpr,
+):  # fmt: skip
+    """A later step's TILES, side by side, into a slot of the ring, by as many warps from WARP on.
+
+    What is known beforehand is in the instructions: 16 fillings with addresses of their own took
+    so many registers that 84 bytes were spilled.
+
+    Args:
+        desc, row, PARAMETER: see :func:`ask_for_tiles`.
+        column: where the first step begins.
+        address, barriers: of the first slot.
+    """
+    BYTES: gl.constexpr = desc.block_type.nbytes
+    gl.inline_asm_elementwise(
+        _asking_again(
+            PARAMETER, TILES, BYTES, STEP * TILES * 64, SLOT * TILES * BYTES, 8 * SLOT, WARP
+        ),
+        "=r,r,r,r,r,~{memory}", [row, column, address, barriers], dtype=gl.int32, is_pure=False,
+        pack=1,
     )  # fmt: skip

@@ -18,10 +18,10 @@ from fastswin._triton.device import multiprocessor_count
 from fastswin._triton.tiles import cdiv
 from fastswin.bench.cold_graphs import graph_us
 from fastswin.engine.small_batch import small_stage
+from fastswin.ops.cluster_linear.choice import default_cluster_linear_config
 from fastswin.ops.cluster_linear.config import (
     ClusterLinearConfig,
     config_blocker,
-    default_cluster_linear_config,
     ring_slots,
 )
 from fastswin.ops.linear.config import OneShotConfig, default_one_shot_config

@@ -24,11 +24,11 @@ from fastswin.ops.attention_half.hopper_config import (
     HopperWindowsConfig,
     hopper_heads_blocker,
 )
-from fastswin.ops.cluster_linear.config import (
+from fastswin.ops.cluster_linear.choice import (
     default_cluster_linear_config,
     default_post_norm_config,
-    gluon_blocker,
 )
+from fastswin.ops.cluster_linear.config import gluon_blocker
 from fastswin.ops.cluster_mlp.config import ClusterMlpConfig
 
 Pair = tuple[int, int]
@@ -37,8 +37,8 @@ Pair = tuple[int, int]
 ClusterStages = Mapping[tuple[int, int], int]
 
 #: The engine's, as whole models on an H200 chose (docs/performance.md). V2's 512 rows of 512
-#: channels (batch 2) and of 768 (batch 8) were slower, as V1's 144 of 1,536 (Swin-L at 384 pixels)
-#: and 1,568 of 512 (Swin-B at 8); 392 of 1,024 gain nothing.
+#: channels (batch 2) and of 768 (batch 8) were slower, as V1's 1,568 of 512 (Swin-B at 8); 392 of
+#: 1,024 gain nothing.
 CLUSTER_STAGES: ClusterStages = {
     (1, 128): 3136,
     (1, 192): 3136,
@@ -57,9 +57,15 @@ CLUSTER_STAGES: ClusterStages = {
 }
 
 #: By the same, most rows of stages in the table whose windows have more than 64 tokens, which have
-#: no other form of Hopper's: Swin-L at 384 pixels takes 1.5, 1.5 and 2.6 % less with these. Its
-#: 9,216 rows of 128 channels cost Swin-B 1 %.
-LONG_WINDOW_ROWS: ClusterStages = {(1, 192): 9216, (1, 384): 2304, (1, 768): 640}
+#: no other form of Hopper's: Swin-L at 384 pixels takes 1.5, 1.5, 2.6 and 1.4 % less with its four,
+#: and 1.7 at batch 2, Swin-B at batch 2 8.9. 9,216 rows of 128 channels cost Swin-B 1 %.
+LONG_WINDOW_ROWS: ClusterStages = {
+    (1, 192): 9216,
+    (1, 384): 2304,
+    (1, 512): 1152,
+    (1, 768): 1152,
+    (1, 1536): 144,
+}
 
 #: By the same, most windows of such a stage whose LayerNorm, qkv and attention are one kernel of
 #: Hopper's, by heads (ops/attention_half), where :data:`FUSED_ATTENTION` has none for every card.

@@ -22,7 +22,7 @@ from fastswin.ops.attention_half.hopper_config import (
     hopper_whole_blocker,
     hopper_windows_blocker,
 )
-from fastswin.ops.cluster_linear.config import default_cluster_linear_config
+from fastswin.ops.cluster_linear.choice import default_cluster_linear_config
 from fastswin.ops.window_attention.hopper_config import (
     HopperAttentionConfig,
     hopper_attention_blocker,

@@ -25,11 +25,8 @@ from fastswin.bench.op_cluster_linear_problems import (
     told,
 )
 from fastswin.engine.cluster_stage import CLUSTER_STAGES
-from fastswin.ops.cluster_linear.config import (
-    ClusterLinearConfig,
-    config_blocker,
-    default_cluster_linear_config,
-)
+from fastswin.ops.cluster_linear.choice import default_cluster_linear_config
+from fastswin.ops.cluster_linear.config import ClusterLinearConfig, config_blocker
 from fastswin.ops.linear.config import OneShotConfig, one_shot_blocker
 
 CPU = torch.device("cpu")

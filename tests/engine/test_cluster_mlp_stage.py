@@ -24,10 +24,8 @@ from fastswin.engine.plan import make_plan
 from fastswin.engine.precision import PRECISIONS
 from fastswin.engine.prepare import prepare
 from fastswin.ops.attention_half.hopper_config import HopperWindowsConfig, hopper_windows_blocker
-from fastswin.ops.cluster_linear.config import (
-    ClusterLinearConfig,
-    default_cluster_linear_config,
-)
+from fastswin.ops.cluster_linear.choice import default_cluster_linear_config
+from fastswin.ops.cluster_linear.config import ClusterLinearConfig
 from fastswin.ops.cluster_mlp.config import (
     TILE_ROWS,
     ClusterMlpConfig,

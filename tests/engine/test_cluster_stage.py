@@ -23,12 +23,11 @@ from fastswin.engine.prepare import prepare
 from fastswin.models import SwinTransformer
 from fastswin.models.variants import find_variant
 from fastswin.ops.attention_half.hopper_config import HopperHeadsConfig, hopper_heads_blocker
-from fastswin.ops.cluster_linear.config import (
-    ClusterLinearConfig,
-    config_blocker,
+from fastswin.ops.cluster_linear.choice import (
     default_cluster_linear_config,
     default_post_norm_config,
 )
+from fastswin.ops.cluster_linear.config import ClusterLinearConfig, config_blocker
 
 CPU = torch.device("cpu")
 HALF = PRECISIONS["fp16"]

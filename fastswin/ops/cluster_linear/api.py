@@ -6,10 +6,10 @@ import torch
 import torch.nn.functional as F
 
 from fastswin._triton.available import Impl, choose_impl, why_no_gradient, why_not_triton
+from fastswin.ops.cluster_linear.choice import default_post_norm_config
 from fastswin.ops.cluster_linear.config import (
     ClusterLinearConfig,
     config_blocker,
-    default_post_norm_config,
     why_no_cluster_linear,
     why_not_aligned,
 )

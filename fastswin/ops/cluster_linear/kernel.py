@@ -41,17 +41,13 @@ from __future__ import annotations
 import triton.language as tl
 from triton.experimental import gluon
 from triton.experimental.gluon import language as gl
-from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma, warpgroup_mma_wait
+from triton.experimental.gluon.language.nvidia.hopper import warpgroup_mma_wait
 
 from fastswin._triton.cluster_memory import (
     cluster_arrive,
     cluster_wait,
     expect_bytes,
     expect_bytes_of_each,
-    expect_more_bytes,
-    joined_statistics,
-    part_statistics,
-    send_statistics,
     tail_address,
     wait_arrivals,
     wait_bytes,
@@ -67,23 +63,22 @@ from fastswin.ops.cluster_linear.exchange import (
     rows_layout,
     send_rows,
 )
+from fastswin.ops.cluster_linear.finish import row_statistics, store_tile
 from fastswin.ops.cluster_linear.narrow_exchange import (
     narrow_layout,
     receive_narrow,
     send_narrow,
 )
-
-
-@gluon.constexpr_function
-def _parameter(place):
-    """The name that a descriptor has in PTX, which begins with the kernel's.
-
-    It is five parameters: itself, then its two sizes and two strides.
-    """
-    return f"_cluster_linear_kernel_param_{place}"
-
-
-X, WEIGHT = gl.constexpr(1), gl.constexpr(6)
+from fastswin.ops.cluster_linear.ring import (
+    WEIGHT,
+    X,
+    asking_warps,
+    fill_again,
+    first_tile,
+    multiply_step,
+    parameter,
+    ring_tiles,
+)
 
 
 @gluon.jit
@@ -103,131 +98,17 @@ def _place(
 
 
 @gluon.constexpr_function
-def _first(ROWS, OTHER_ROWS, COUNT, X):
-    """Number of an operand's first tile, all tiles being of its ROWS rows.
-
-    The larger tiles come first, COUNT of them, and x's of two equal ones.
-    """
-    behind = OTHER_ROWS > ROWS or (OTHER_ROWS == ROWS and not X)
-    return COUNT * OTHER_ROWS // ROWS if behind else 0
-
-
-@gluon.jit
-def _tiles(
-    x_desc, weight_desc, COUNT: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr
-):  # fmt: skip
-    """One buffer as tiles of x and as tiles of the weight; :func:`_first` says which are whose."""
-    LARGE: gl.constexpr = BLOCK_N if BLOCK_N > BLOCK_M else BLOCK_M
-    SMALL: gl.constexpr = BLOCK_M if BLOCK_N > BLOCK_M else BLOCK_N
-    ALL: gl.constexpr = (COUNT * (LARGE + SMALL) + LARGE - 1) // LARGE
-    dtype: gl.constexpr = x_desc.dtype
-    if BLOCK_N > BLOCK_M:
-        weights = gl.allocate_shared_memory(dtype, [ALL, LARGE, 64], weight_desc.layout)
-        return weights._reinterpret(
-            dtype, [ALL * LARGE // SMALL, SMALL, 64], x_desc.layout
-        ), weights
-    else:
-        rows = gl.allocate_shared_memory(dtype, [ALL, LARGE, 64], x_desc.layout)
-        return rows, rows._reinterpret(dtype, [ALL * LARGE // SMALL, SMALL, 64], weight_desc.layout)
-
-
-@gluon.constexpr_function
-def _asking_warps(ROWS):
-    """Warps that ask for tiles: few large ones come in order, small ones cost as much to ask."""
-    return 2 if ROWS == 128 else 4
-
-
-@gluon.constexpr_function
 def _every(STEP, COUNT):
     """Bits for so many programs of a cluster, so far from each other."""
     return sum(1 << STEP * i for i in range(COUNT))
-
-
-@gluon.jit
-def _multiply(
-    acc, x_tiles, weight_tiles, SLOT: gl.constexpr, SLOTS: gl.constexpr, BLOCKS: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-):  # fmt: skip
-    """``acc`` plus a step's products, started and not waited for."""
-    X_FIRST: gl.constexpr = _first(BLOCK_M, BLOCK_N, SLOTS * BLOCKS, True)
-    WEIGHT_FIRST: gl.constexpr = _first(BLOCK_N, BLOCK_M, SLOTS * BLOCKS, False)
-    for block in gl.static_range(BLOCKS):
-        x = x_tiles.index(X_FIRST + SLOT * BLOCKS + block)
-        weight = weight_tiles.index(WEIGHT_FIRST + SLOT * BLOCKS + block)
-        if BLOCK_M < 64:
-            acc = warpgroup_mma(weight, x.permute((1, 0)), acc, is_async=True)
-        else:
-            acc = warpgroup_mma(x, weight.permute((1, 0)), acc, is_async=True)
-    return acc
-
-
-@gluon.jit
-def _fill_again(
-    x_desc, weight_desc, row, col, k, x_at, weight_at, ready, SLOT: gl.constexpr,
-    BLOCKS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr,
-):  # fmt: skip
-    """Both operands of a step into a slot that all warps have read."""
-    barrier = ready + 8 * SLOT
-    x_bytes: gl.constexpr = BLOCKS * x_desc.block_type.nbytes
-    weight_bytes: gl.constexpr = BLOCKS * weight_desc.block_type.nbytes
-    expect_more_bytes(barrier, x_bytes + weight_bytes)
-    ask_for_tiles(
-        weight_desc, col, k, weight_at + SLOT * weight_bytes, barrier, 0, 0, _parameter(WEIGHT),
-        BLOCKS, BLOCKS, 1, _asking_warps(BLOCK_N),
-    )  # fmt: skip
-    ask_for_tiles(
-        x_desc, row, k, x_at + SLOT * x_bytes, barrier, 0, 0, _parameter(X), BLOCKS, BLOCKS, 1,
-        _asking_warps(BLOCK_M),
-    )  # fmt: skip
-
-
-@gluon.jit
-def _row_statistics(
-    y, places, barrier, tile, part, row, eps, N: gl.constexpr, BLOCK_M: gl.constexpr,
-    BLOCK_N: gl.constexpr, SPLITS: gl.constexpr,
-):  # fmt: skip
-    """Mean and 1 / deviation of whole rows, of which each program of a cluster has BLOCK_N columns.
-
-    Programs with the same rows, one a tile, tell each other theirs at ``places`` of their memory.
-    """
-    ROWS: gl.constexpr = BLOCK_M // SPLITS
-    TILES: gl.constexpr = N // BLOCK_N
-    WARPS: gl.constexpr = BLOCK_M // 16 if SPLITS > BLOCK_M // 16 else SPLITS
-    mean, deviations = part_statistics(y, BLOCK_N)
-    for other in gl.static_range(TILES):
-        send_statistics(
-            mean, deviations, places + tile * (8 * ROWS), barrier, other * SPLITS + part, row, ROWS,
-            WARPS,
-        )  # fmt: skip
-    wait_bytes(barrier)
-    return joined_statistics(places, row, eps, BLOCK_N, TILES, 8 * ROWS)
-
-
-@gluon.constexpr_function
-def _wide(COLUMNS, WARPS):
-    """Layout in which a thread has 16 bytes of a row."""
-    return gl.BlockedLayout([1, 8], [256 // COLUMNS, COLUMNS // 8], [WARPS, 1], [1, 0])
-
-
-@gluon.jit
-def _store_tile(out_ptr, tile, row0, col0, M, N: gl.constexpr, WARPS: gl.constexpr):
-    """A tile as tensor cores leave it, by 16 bytes a thread.
-
-    As it is a warp would store 4 bytes a thread in 8 rows at once: a cycle for each row.
-    """
-    layout: gl.constexpr = _wide(tile.shape[1], WARPS)
-    row = row0 + gl.arange(0, tile.shape[0], gl.SliceLayout(1, layout))
-    col = col0 + gl.arange(0, tile.shape[1], gl.SliceLayout(0, layout))
-    to = out_ptr + row[:, None] * N + col[None, :]
-    gl.store(to, gl.convert_layout(tile, layout), mask=(row < M)[:, None])
 
 
 @gluon.jit(do_not_specialize=["M"])
 def _cluster_linear_kernel(
     out_ptr, x_desc, weight_desc, bias_ptr, residual_ptr, norm_stats_ptr, weight_sums_ptr,
     stats_out_ptr, norm_weight_ptr, norm_bias_ptr, M, eps,
-    N: gl.constexpr, STEPS: gl.constexpr, SLOTS: gl.constexpr, SPLITS: gl.constexpr,
-    BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
+    N: gl.constexpr, STEPS: gl.constexpr, SLOTS: gl.constexpr, EARLY: gl.constexpr,
+    SPLITS: gl.constexpr, BLOCK_M: gl.constexpr, BLOCK_N: gl.constexpr, BLOCK_K: gl.constexpr,
     SHARE_ROWS: gl.constexpr, SHARE_COLUMNS: gl.constexpr, COLUMNS: gl.constexpr,
     ACROSS: gl.constexpr, HEAD: gl.constexpr, TAIL: gl.constexpr, GELU: gl.constexpr,
     HAS_BIAS: gl.constexpr, HAS_RESIDUAL: gl.constexpr, PARTS: gl.constexpr,
@@ -259,10 +140,10 @@ def _cluster_linear_kernel(
         expect_bytes(tail + 8, N // BLOCK_N * ROWS * 8)
     if CLUSTER > 1:
         cluster_arrive()
-    x_tiles, weight_tiles = _tiles(x_desc, weight_desc, SLOTS * BLOCKS, BLOCK_M, BLOCK_N)
+    x_tiles, weight_tiles = ring_tiles(x_desc, weight_desc, SLOTS * BLOCKS, BLOCK_M, BLOCK_N)
     ring = ring_address()
-    x_at = ring + _first(BLOCK_M, BLOCK_N, SLOTS * BLOCKS, True) * (128 * BLOCK_M)
-    weight_at = ring + _first(BLOCK_N, BLOCK_M, SLOTS * BLOCKS, False) * (128 * BLOCK_N)
+    x_at = ring + first_tile(BLOCK_M, BLOCK_N, SLOTS * BLOCKS, True) * (128 * BLOCK_M)
+    weight_at = ring + first_tile(BLOCK_N, BLOCK_M, SLOTS * BLOCKS, False) * (128 * BLOCK_N)
     if SHARE_ROWS > 1:
         cluster_wait()
     else:
@@ -270,8 +151,8 @@ def _cluster_linear_kernel(
     of_column = _every(SPLITS, SHARE_ROWS) << (part + SPLITS * SHARE_ROWS * across)
     of_row = _every(SPLITS * SHARE_ROWS, SHARE_COLUMNS) << (part + SPLITS * down)
     ask_for_tiles(
-        weight_desc, col0, k0, weight_at, ready, down, of_column, _parameter(WEIGHT),
-        SLOTS * BLOCKS, BLOCKS, SHARE_ROWS, _asking_warps(BLOCK_N),
+        weight_desc, col0, k0, weight_at, ready, down, of_column, parameter(WEIGHT),
+        EARLY * BLOCKS, BLOCKS, SHARE_ROWS, asking_warps(BLOCK_N),
     )  # fmt: skip
 
     NARROW: gl.constexpr = BLOCK_M < 64
@@ -297,9 +178,15 @@ def _cluster_linear_kernel(
         cluster_wait()
     wait_for_previous(PDL)
     ask_for_tiles(
-        x_desc, row0, k0, x_at, ready, across, of_row, _parameter(X), SLOTS * BLOCKS, BLOCKS,
-        SHARE_COLUMNS, _asking_warps(BLOCK_M),
+        x_desc, row0, k0, x_at, ready, across, of_row, parameter(X), SLOTS * BLOCKS, BLOCKS,
+        SHARE_COLUMNS, asking_warps(BLOCK_M),
     )  # fmt: skip
+    if EARLY < SLOTS:
+        ask_for_tiles(
+            weight_desc, col0, k0 + EARLY * BLOCK_K, weight_at + EARLY * (128 * BLOCKS * BLOCK_N),
+            ready + 8 * EARLY, down, of_column, parameter(WEIGHT), (SLOTS - EARLY) * BLOCKS, BLOCKS,
+            SHARE_ROWS, 2, 2,
+        )  # fmt: skip
     if JOIN_EARLY:
         place = gl.arange(0, ROWS, gl.SliceLayout(1, parts_layout))
         place += row0 + part * ROWS
@@ -316,7 +203,9 @@ def _cluster_linear_kernel(
     acc = gl.zeros([LINES, ALONG], gl.float32, accumulator(ALONG, LINES, ACROSS))
     for step in gl.static_range(STEPS):
         wait_arrivals(ready + 8 * (step % SLOTS), step // SLOTS % 2)
-        acc = _multiply(acc, x_tiles, weight_tiles, step % SLOTS, SLOTS, BLOCKS, BLOCK_M, BLOCK_N)
+        acc = multiply_step(
+            acc, x_tiles, weight_tiles, step % SLOTS, SLOTS, BLOCKS, BLOCK_M, BLOCK_N
+        )
         if JOIN_EARLY and step == STEPS // 2:  # they have come, products are under way
             mean, rstd = join_parts(
                 means, squares, eps, STEPS * BLOCK_K * SPLITS, PARTS, PLACES, parts_layout,
@@ -325,9 +214,9 @@ def _cluster_linear_kernel(
         if step >= 1 and step - 1 + SLOTS < STEPS:
             acc = warpgroup_mma_wait(BLOCKS, deps=(acc,))
             tl.debug_barrier()  # all warps have read the slot of the step before
-            _fill_again(
-                x_desc, weight_desc, row0, col0, k0 + (step - 1 + SLOTS) * BLOCK_K, x_at, weight_at,
-                ready, (step - 1) % SLOTS, BLOCKS, BLOCK_M, BLOCK_N,
+            fill_again(
+                x_desc, weight_desc, row0, col0, k0, x_at, weight_at, ready, step - 1 + SLOTS,
+                SLOTS, BLOCKS, WARPS,
             )  # fmt: skip
     if PARTS > 0 and not JOIN_EARLY:
         mean, rstd = join_stats(means, squares, eps, STEPS * BLOCK_K * SPLITS, PARTS)
@@ -361,7 +250,7 @@ def _cluster_linear_kernel(
         y = gelu(y)
     if POST_NORM:
         places = tail + HEAD + (SPLITS * piece if SPLITS > 1 else 0)
-        mean, rstd = _row_statistics(
+        mean, rstd = row_statistics(
             y, places, tail + 8, tile_col, part, own_row, eps, N, BLOCK_M, BLOCK_N, SPLITS,
         )  # fmt: skip
         y = (y - mean[:, None]) * rstd[:, None] * norm_weight + norm_bias
@@ -371,7 +260,7 @@ def _cluster_linear_kernel(
     if NARROW or SPLITS > 1:
         gl.store(out_ptr + at, stored, mask=live[:, None])
     else:
-        _store_tile(out_ptr, stored, row0, col0, M, N, WARPS)
+        store_tile(out_ptr, stored, row0, col0, M, N, WARPS)
     if WRITE_STATS:
         y = stored.to(gl.float32)
         part_mean = gl.sum(y, 1) / BLOCK_N

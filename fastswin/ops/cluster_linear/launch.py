@@ -48,8 +48,9 @@ def cluster_linear_fwd(
         M, 0.0 if eps is None else eps,
     )  # fmt: skip
     constants = {
-        "N": N, "STEPS": config.steps(K), "SLOTS": config.slots, "SPLITS": config.splits,
-        "BLOCK_M": config.block_m, "BLOCK_N": config.block_n, "BLOCK_K": config.block_k,
+        "N": N, "STEPS": config.steps(K), "SLOTS": config.slots, "EARLY": config.early(K),
+        "SPLITS": config.splits, "BLOCK_M": config.block_m, "BLOCK_N": config.block_n,
+        "BLOCK_K": config.block_k,
         "SHARE_ROWS": config.share_rows, "SHARE_COLUMNS": config.share_columns,
         "COLUMNS": columns, "ACROSS": config.warps_across, "HEAD": config.head_bytes, "TAIL": tail,
         "GELU": activation == "gelu", "HAS_BIAS": bias is not None,

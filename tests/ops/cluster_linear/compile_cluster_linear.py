@@ -13,8 +13,12 @@ from collections.abc import Iterator
 
 import torch
 
-from fastswin.ops.cluster_linear import kernel
-from fastswin.ops.cluster_linear.config import ClusterLinearConfig, config_blocker, ring_slots
+from fastswin.ops.cluster_linear import ring
+from fastswin.ops.cluster_linear.config import (
+    ClusterLinearConfig,
+    config_blocker,
+    ring_slots,
+)
 from fastswin.ops.cluster_linear.launch import cluster_linear_fwd
 from fastswin.testing import aot
 from fastswin.testing.aot import Launch, compile_launch, record_launches
@@ -106,7 +110,7 @@ def forms() -> Iterator[tuple[dict, Launch]]:
 
 def descriptors(ptx: str) -> dict[str, str]:
     """The kernel's parameters that the names of x's and the weight's descriptors have in PTX."""
-    names = {"x": kernel._parameter(kernel.X), "weight": kernel._parameter(kernel.WEIGHT)}
+    names = {"x": ring.parameter(ring.X), "weight": ring.parameter(ring.WEIGHT)}
     return {
         f"{operand}_parameter": re.search(rf"^\s*(\.param .*\b{name}\b[^,\n]*)", ptx, re.M)[1]
         for operand, name in names.items()

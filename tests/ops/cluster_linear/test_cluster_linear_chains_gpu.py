@@ -17,7 +17,7 @@ from cluster_linear_cases import (
     with_ring,
 )
 
-from fastswin.ops.cluster_linear.config import default_cluster_linear_config
+from fastswin.ops.cluster_linear.choice import default_cluster_linear_config
 
 pytestmark = pytest.mark.gpu
 

@@ -10,13 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fastswin.ops.cluster_linear import config as module
-from fastswin.ops.cluster_linear.config import (
+from fastswin.ops.cluster_linear.choice import (
     AT_ONCE,
-    MAX_SHARED_BYTES,
     MEASURED,
+    default_cluster_linear_config,
+)
+from fastswin.ops.cluster_linear.config import (
+    MAX_SHARED_BYTES,
     ClusterLinearConfig,
     config_blocker,
-    default_cluster_linear_config,
     ring_slots,
     why_no_cluster_linear,
 )

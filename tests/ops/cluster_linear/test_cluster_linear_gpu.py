@@ -22,13 +22,13 @@ from cluster_linear_cases import (
 )
 
 from fastswin import ops
-from fastswin.ops.cluster_linear.config import (
+from fastswin.ops.cluster_linear.choice import (
     MEASURED,
     MEASURED_POST_NORM,
-    ClusterLinearConfig,
     default_cluster_linear_config,
     default_post_norm_config,
 )
+from fastswin.ops.cluster_linear.config import ClusterLinearConfig
 
 pytestmark = pytest.mark.gpu
 

@@ -12,13 +12,12 @@ from cluster_linear_threads import config_of, until_the_first_has_ended
 from exchange_ptx import rows_places, tile_places
 from gluon_clusters import me, send_statistics, wait_bytes
 
+from fastswin.ops.cluster_linear.choice import MEASURED_POST_NORM, default_post_norm_config
 from fastswin.ops.cluster_linear.config import (
     MAX_PROGRAMS,
     MAX_SHARED_BYTES,
-    MEASURED_POST_NORM,
     ClusterLinearConfig,
     config_blocker,
-    default_post_norm_config,
     ring_slots,
 )
 
