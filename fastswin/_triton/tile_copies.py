@@ -28,7 +28,7 @@ def ring_address():
 
 
 @gluon.constexpr_function
-def _asking(PARAMETER, TILES, PER_BARRIER, BYTES, WARPS, SHARE, FIRST=0):
+def _asking(PARAMETER, TILES, PER_BARRIER, BYTES, WARPS, SHARE):
     """PTX that asks for a program's part of the tiles, each by lane 0 of a warp."""
     by_all = ".multicast::cluster" if SHARE > 1 else ""
     copy = f"cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes{by_all}"
@@ -57,7 +57,6 @@ def _asking(PARAMETER, TILES, PER_BARRIER, BYTES, WARPS, SHARE, FIRST=0):
 def ask_for_tiles(
     desc, row, column, address, barriers, number, mask, PARAMETER: gl.constexpr,
     TILES: gl.constexpr, PER_BARRIER: gl.constexpr, SHARE: gl.constexpr, WARPS: gl.constexpr,
-    FIRST: gl.constexpr = 0,
 ):  # fmt: skip
     """Copies of tiles side by side, 64 columns each, one behind the other from ``address`` on.
 
@@ -71,12 +70,10 @@ def ask_for_tiles(
         number, mask: which of the programs that share this is, and one bit for each of them by
             their place in the cluster; anything where SHARE is 1.
         PARAMETER: the descriptor's name in PTX.
-        WARPS, FIRST: how many ask, from which one on.
     """
     BYTES: gl.constexpr = desc.block_type.nbytes
     gl.inline_asm_elementwise(
-        _asking(PARAMETER, TILES, PER_BARRIER, BYTES, WARPS, SHARE, FIRST),
-        "=r,r,r,r,r,r,r,~{memory}",
+        _asking(PARAMETER, TILES, PER_BARRIER, BYTES, WARPS, SHARE), "=r,r,r,r,r,r,r,~{memory}",
         [row, column, address, barriers, number, mask], dtype=gl.int32, is_pure=False, pack=1,
     )  # fmt: skip
 

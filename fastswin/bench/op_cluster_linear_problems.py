@@ -45,8 +45,9 @@ MOST, FEWEST, CHAIN_BYTES = 20, 3, 100 << 20
 #: Least part of a program's steps that a candidate's ring holds; least and most programs.
 LEAST_RING, PROGRAMS = 0.6, (20, 420)
 
-#: Tiles of rows and of columns of a cluster, for the operator's own tile.
+#: Tiles of rows and of columns of a cluster, for the operator's own tile, and slots of its ring.
 SHARES = ((1, 1), (2, 1), (2, 2), (2, 4), (1, 4))
+RINGS = (3, 4, 5, 6, 8)
 
 #: Most that a statistic may be off: a mean, and squared deviations over the true ones.
 MEAN_ERROR, SQUARES_ERROR = 1e-5, 1e-4
@@ -90,7 +91,7 @@ def candidates(shape: Shape) -> list[ClusterLinearConfig]:
     """Tiles that the kernel takes, their rings as long as they get: about 30 a shape.
 
     Rings of few of their steps, few programs and many are slow, and left out; the operator's own
-    choice never is, and comes in clusters of several sizes.
+    choice never is, and comes in clusters of several sizes and with shorter rings.
     """
     M, N, K = shape.sizes
     low, high = PROGRAMS
@@ -107,8 +108,12 @@ def candidates(shape: Shape) -> list[ClusterLinearConfig]:
         ):
             found.append(config)
     if own is not None:
-        for rows, columns in SHARES:
-            config = dataclasses.replace(own, share_rows=rows, share_columns=columns)
+        changed = [
+            dataclasses.replace(own, share_rows=rows, share_columns=columns)
+            for rows, columns in SHARES
+        ]
+        changed += [dataclasses.replace(own, slots=slots) for slots in RINGS]
+        for config in changed:
             if config_blocker(config, M, N, K) is None and config not in found:
                 found.append(config)
     return found

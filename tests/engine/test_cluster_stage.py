@@ -49,7 +49,7 @@ def clustered(plan) -> list[int]:
         (BASE, [0, 1, 2, 3], {}),
         (LARGE, [0, 1, 2, 3], {}),
         (BASE_384, [1, 2, 3], {}),
-        ("swin_large_patch4_window12_384", [0, 1, 2], {}),
+        ("swin_large_patch4_window12_384", [0, 1, 2, 3], {}),
         ("swinv2_tiny_window8_256", [2, 3], {2: ("proj", "fc2"), 3: ("proj",)}),
         (V2_TINY_16, [1, 2, 3], V2_TINY_16_NORMS),
         ("swinv2_base_window16_256", [1, 2, 3], {1: ("proj", "fc2"), 2: ("proj", "fc2")}),

@@ -227,6 +227,7 @@ _COMPUTED = {
     "and.b32": lambda a, b: a & b,
     "xor.b32": lambda a, b: a ^ b,
     "add.u32": lambda a, b: a + b,
+    "sub.u32": lambda a, b: (a - b) & 0xFFFFFFFF,
     "rem.u32": lambda a, b: a % b,
     "div.u32": lambda a, b: a // b,
     "mad.lo.u32": lambda a, b, c: a * b + c,

@@ -87,12 +87,12 @@ def test_warps_that_a_program_lacks_ask_for_nothing():
 
 
 def test_products_in_clusters_have_the_warps_that_ask():
-    from fastswin.ops.cluster_linear.kernel import _asking_warps
+    from fastswin.ops.cluster_linear.ring import asking_warps
 
     for block_m, block_n, splits in itertools.product((16, 32, 64, 128), (64, 128), (1, 2)):
         warps = ClusterLinearConfig(block_m, block_n, splits, 2).warps
-        assert 1 <= min(_asking_warps(block_m), _asking_warps(block_n))
-        assert max(_asking_warps(block_m), _asking_warps(block_n)) <= warps
+        assert 1 <= min(asking_warps(block_m), asking_warps(block_n))
+        assert max(asking_warps(block_m), asking_warps(block_n)) <= warps
 
 
 def test_operands_stand_where_the_text_says():

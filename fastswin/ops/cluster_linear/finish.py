@@ -1,4 +1,7 @@
-"""What stands behind the products of a tile: statistics of whole rows, and stores. TODO"""
+"""What a program does with a finished tile: statistics of whole rows in a cluster, and the store.
+
+y [BLOCK_M / SPLITS, BLOCK_N] fp32     places: 8 bytes a row of each of the cluster's tiles
+"""
 
 from __future__ import annotations
 

@@ -26,10 +26,10 @@ from fastswin.testing.aot import Launch, compile_launch, record_launches
 DTYPES = {"fp16": torch.float16, "bf16": torch.bfloat16}
 
 #: Tile, splits, channels of a step, dtype, form of the epilogue, columns and inputs of the product,
-#: tiles of rows and of columns that share: each tile, each number of splits, each step and each
-#: form, of Swin's widest products (rings that fill the memory); narrow tiles and wide steps as they
-#: were measured; then shares, and rings of one step, where memory is scarcest for what the compiler
-#: adds behind the products.
+#: tiles of rows and of columns that share, slots: each tile, each number of splits, each step and
+#: each form, of Swin's widest products (rings that fill the memory); narrow tiles and wide steps as
+#: they were measured; then shares, shorter rings, and rings of one step, where memory is scarcest
+#: for what the compiler adds behind the products.
 FORMS = (
     (64, 64, 1, 64, "fp16", "qkv", 2304, 768),
     (64, 64, 2, 64, "bf16", "fc1", 3072, 768),
@@ -57,6 +57,10 @@ FORMS = (
     (128, 64, 4, 64, "bf16", "qkv", 1536, 1024, 1, 4),
     (32, 64, 1, 128, "bf16", "proj", 512, 512, 4, 2),
     (64, 64, 1, 64, "fp16", "post-norm", 512, 512, 1, 8),
+    (128, 128, 1, 64, "fp16", "fc1", 3072, 768, 1, 1, 5),
+    (64, 128, 2, 64, "fp16", "proj", 768, 3072, 1, 1, 6),
+    (64, 128, 1, 64, "bf16", "qkv", 4608, 1536, 3, 1, 6),
+    (64, 64, 4, 64, "fp16", "proj", 1536, 6144, 1, 1, 10),
     (64, 64, 2, 64, "bf16", "qkv", 192, 128),
     (64, 128, 1, 64, "fp16", "proj", 128, 64),
     (128, 64, 2, 64, "bf16", "qkv", 384, 128),
@@ -97,10 +101,10 @@ def product(config: ClusterLinearConfig, dtype: str, form: str, N: int, K: int) 
 
 def forms() -> Iterator[tuple[dict, Launch]]:
     """Every form with what describes it."""
-    for block_m, block_n, splits, block_k, dtype, form, N, K, *shares in FORMS:
+    for block_m, block_n, splits, block_k, dtype, form, N, K, *more in FORMS:
         row = N, form == "post-norm"
-        slots = ring_slots(block_m, block_n, splits, K, *row, block_k)
-        config = ClusterLinearConfig(block_m, block_n, splits, slots, block_k, *shares)
+        slots = more[2] if len(more) > 2 else ring_slots(block_m, block_n, splits, K, *row, block_k)
+        config = ClusterLinearConfig(block_m, block_n, splits, slots, block_k, *more[:2])
         assert config_blocker(config, 196, N, K, row[1]) is None
         about = {"form": form, "dtype": dtype, "steps": config.steps(K)}
         about |= {"tail_bytes": config.tail_bytes(*row), "counted": config.shared_bytes(*row)}

@@ -13,12 +13,15 @@ from ring_threads import Asking
 from fastswin.ops.cluster_linear import launch
 from fastswin.ops.cluster_linear.config import config_blocker
 
+#: Who asks for tiles: of the first filling, and of a later step.
+ASKING = {"ask_for_tiles", "ask_again"}
+
 
 @pytest.fixture
 def run(monkeypatch):
     """The kernel's result; ``stand_ins`` take the place of its functions.
 
-    One of ``ask_for_tiles`` is given the function itself first.
+    One of :data:`ASKING` is given the function itself first.
     """
 
     def launched(
@@ -30,12 +33,13 @@ def run(monkeypatch):
         lines = constants["BLOCK_N" if constants["BLOCK_M"] < 64 else "BLOCK_M"]
         assert num_warps == lines // 16 * constants["ACROSS"]  # of the first operand
         asking = Asking(kernel.__name__, arguments, 32 * num_warps, buffer_bytes)
-        asked = asking.function(**{n: v for n, v in stand_ins.items() if n == "_asking"})
-        if "ask_for_tiles" in stand_ins:
-            asked = functools.partial(stand_ins["ask_for_tiles"], asked)
+        texts = {n: v for n, v in stand_ins.items() if n in ("_asking", "_asking_again")}
+        asked = {name: asking.function(name, **texts) for name in ASKING}
+        for name in ASKING & stand_ins.keys():
+            asked[name] = functools.partial(stand_ins[name], asked[name])
         run_clusters(
             module, kernel.__name__, clusters, size, tail, arguments, constants,
-            dialect=asking.dialect(), **STEPS | stand_ins | {"ask_for_tiles": asked},
+            dialect=asking.dialect(), **STEPS | stand_ins | asked,
         )  # fmt: skip
 
     def run(made, config, in_place=False, stats_out=None, **stand_ins):

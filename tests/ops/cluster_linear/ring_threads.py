@@ -1,9 +1,9 @@
 """The ring of tiles on a CPU: which warp asks for what is read from the generated PTX.
 
-The source of ``ask_for_tiles`` is executed and its text read for all threads of a program
-(ptx_reader.py). A tile may land as soon as it is asked for, or late, in any order, in the memory of
-every program that the mask names. Warps of a program are apart from each other from a wait or the
-making of a barrier until they meet; what they ask for then others may not be ready for.
+The sources of ``ask_for_tiles`` and ``ask_again`` are executed and their text read for all threads
+of a program (ptx_reader.py). A tile may land as soon as it is asked for, or late, in any order, in
+the memory of every program that the mask names. Warps of a program are apart from each other from a
+wait or the making of a barrier until they meet; what they ask for then others may not be ready for.
 """
 
 from __future__ import annotations
@@ -98,11 +98,9 @@ class Asking:
         assert me().ring.size == self.size, "a ring of another size than the launch says"
         return made
 
-    def function(self, **stand_ins):
-        """``ask_for_tiles`` itself."""
-        return bound_source(
-            tile_copies, "ask_for_tiles", lambda axis: None, 0, self.dialect(), **stand_ins
-        )
+    def function(self, name, **stand_ins):
+        """``ask_for_tiles`` or ``ask_again`` itself."""
+        return bound_source(tile_copies, name, lambda axis: None, 0, self.dialect(), **stand_ins)
 
     def assembly(self, text, constraints, operands, dtype, is_pure, pack):
         assert constraints == "=r," + "r," * len(operands) + "~{memory}"

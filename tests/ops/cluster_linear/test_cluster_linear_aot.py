@@ -11,10 +11,6 @@ from fastswin.testing.aot import SHARED_MEMORY_LIMIT
 
 SCRIPT = Path(__file__).with_name("compile_cluster_linear.py")
 
-#: Bytes of registers that a form spills: fc2 of Swin-L at 384 pixels, whose slots are filled again
-#: sixteen times, each by addresses of its own. As timed in docs/performance.md.
-SPILLED = {(64, 128, 2, 64, 8, 24, 2, 2, "proj", "fp16"): 84}
-
 
 def compiled():
     (kernels,) = compile_each(SCRIPT, ((),))
@@ -36,19 +32,18 @@ def test_forms_fit_the_card():
     assert {k["splits"] for k in kernels} == {1, 2, 4, 8}
     assert {k["dtype"] for k in kernels} == {"fp16", "bf16"}
     assert {k["form"] for k in kernels} == {"qkv", "fc1", "proj", "post-norm"}
-    assert {k["share_rows"] for k in kernels} == {1, 2, 4}
+    assert {k["share_rows"] for k in kernels} == {1, 2, 3, 4}
     assert {k["share_columns"] for k in kernels} == {1, 2, 4, 8}
-    assert any(k["slots"] < k["steps"] for k in kernels)  # rings that are filled again
+    assert max(k["steps"] - k["slots"] for k in kernels) >= 16  # rings that are filled again
     limit = SHARED_MEMORY_LIMIT[90] * 1024
     assert named(k for k in kernels if k["shared_bytes"] + k["tail_bytes"] > limit) == []
     # launched ahead, it both triggers and waits
     assert all(k["dependent"] is True for k in kernels)
 
 
-def test_no_more_is_spilled_and_no_product_waits_for_another():
-    spilled = [k for k in compiled() if k["spill_bytes"]]
-    assert set(named(spilled)) <= SPILLED.keys()
-    assert all(k["spill_bytes"] <= SPILLED[named([k])[0]] for k in spilled)
+def test_nothing_is_spilled_and_no_product_waits_for_another():
+    """Not of rings that are filled again sixteen times either, nor by a longer ring."""
+    assert named(k for k in compiled() if k["spill_bytes"]) == []
     assert named(k for k in compiled() if k["serialized"]) == []
 
 

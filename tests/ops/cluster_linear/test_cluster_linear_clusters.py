@@ -121,11 +121,11 @@ def test_a_slot_that_is_refilled_while_it_is_read_is_noticed(splits, run):
 def test_a_slot_that_keeps_its_first_tile_is_noticed(run):
     """Its barrier says that the next one has come."""
 
-    def ask(asked, desc, row, column, *more):
-        asked(desc, row, column % 128, *more)
+    def ask(asked, desc, row, column, address, barriers, parameter, step, slot, *more):
+        asked(desc, row, column, address, barriers, parameter, slot, slot, *more)
 
     made = make_product(49, 64, 256)
-    assert "error" in rejected(made, config_of(64, 64, 1, 256, 2), run, ask_for_tiles=ask)
+    assert "error" in rejected(made, config_of(64, 64, 1, 256, 2), run, ask_again=ask)
 
 
 @pytest.mark.parametrize("shift", [1, 8])

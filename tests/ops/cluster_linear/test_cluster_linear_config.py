@@ -47,20 +47,28 @@ def tile_of(config):
 
 
 def with_shares(tile):
-    """A row of the tables, which leaves out that nothing is shared."""
-    assert len(tile) in (4, 6)
-    return (*tile, 1, 1)[:6]
+    """A row of the tables, which leaves out that nothing is shared, without slots."""
+    assert len(tile) in (4, 6, 7)
+    return (*tile, 1, 1)[:6] if len(tile) == 4 else tuple(tile[:6])
+
+
+def slots_of(K, tile):
+    """Slots of a row of the tables, which leaves out as many as there are steps or fit."""
+    if len(tile) == 7:
+        return tile[6]
+    return ring_slots(*tile[:3], K, block_k=tile[3])
 
 
 @pytest.mark.parametrize(("N", "K", "rows", "tile"), ROWS)
 def test_measured_tiles_are_able(N, K, rows, tile):
-    """Of one row and of as many as the range has; rings hold all steps or what fits."""
+    """Of one row and of as many as the range has; rings hold all steps, what fits, or less."""
     config = default_cluster_linear_config(rows, N, K)
     assert tile_of(config) == with_shares(tile)
     assert config_blocker(config, 1, N, K) is None
     assert config_blocker(config, rows, N, K) is None
-    more = dataclasses.replace(config, slots=config.slots + 1)
-    assert config.slots == config.steps(K) or more.shared_bytes() > MAX_SHARED_BYTES
+    assert config.slots == slots_of(K, tile)
+    most = dataclasses.replace(config, slots=ring_slots(*tile[:3], K, block_k=tile[3]))
+    assert len(tile) < 7 or 2 <= config.slots < most.slots
 
 
 @pytest.mark.parametrize("shape", MEASURED, ids=str)
@@ -76,6 +84,7 @@ def test_a_range_ends_with_its_own_rows(shape):
     for number, (rows, *tiles) in enumerate(MEASURED[shape]):
         config = default_cluster_linear_config(rows, *shape)
         assert tile_of(config) == with_shares(tiles)
+        assert config.slots == slots_of(shape[1], tiles)
         more = default_cluster_linear_config(rows + 1, *shape)
         assert config_blocker(more, rows + 1, *shape) is None
         if number + 1 < len(MEASURED[shape]):

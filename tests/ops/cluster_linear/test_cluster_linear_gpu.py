@@ -124,6 +124,27 @@ def test_every_tile(tile, form, cuda):
     assert all(torch.equal(found[0], other) for other in found[1:])
 
 
+@pytest.mark.parametrize("around", ["norm", "residual"])
+@pytest.mark.parametrize(
+    "tile",
+    [(64, 128, 1, 64), (128, 128, 1, 64), (64, 128, 2, 64), (64, 64, 4, 64), (128, 64, 1, 128),
+     (32, 64, 1, 128), (64, 128, 1, 64, 3, 1), (64, 128, 2, 64, 2, 2)],
+    ids=str,
+)  # fmt: skip
+def test_rings_of_any_length_give_the_same_bits(tile, around, cuda):
+    """Seven steps in two slots, in as many as fit, and in all between, launched ahead."""
+    K = 7 * tile[3] * tile[2]
+    form = {"parts": 7, "gelu": True} if around == "norm" else {"residual": True}
+    made = make_product(144, 512, K, **form, device=cuda, offset=10.0)
+    full = with_ring(K, *tile)
+    found = []
+    for slots in range(2, full.slots + 1):
+        config = dataclasses.replace(full, slots=slots)
+        found.append(run_on_card(made, config, pdl=True))
+    check(found[0], made)
+    assert all(torch.equal(found[0], other) for other in found[1:])
+
+
 @pytest.mark.parametrize("tile", [(64, 64, 1), (64, 64, 4), (32, 64, 1), (32, 64, 2)], ids=str)
 def test_statistics_change_nothing(tile, cuda):
     made = make_product(196, 256, 512, residual=True, device=cuda)

@@ -11,7 +11,7 @@ import torch
 from gluon_memory import Shared
 from gluon_threads import bound_source
 
-from fastswin.ops.cluster_linear import kernel
+from fastswin.ops.cluster_linear import ring
 from fastswin.ops.cluster_linear.config import MAX_SHARED_BYTES, ClusterLinearConfig
 from fastswin.testing.aot import SHARED_MEMORY_LIMIT
 
@@ -83,7 +83,7 @@ def test_a_ring_is_whole_tiles_of_the_larger_operand(tile, slots, block_k, ring)
 def test_the_kernels_buffer_is_as_large_as_the_ring():
     """And its tiles, by number and by address, are those that have been asked for."""
     found = {"allocate_shared_memory": lambda dtype, shape, layout: Shared(dtype, shape)}
-    tiles = bound_source(kernel, "_tiles", lambda axis: None, 0, found)
+    tiles = bound_source(ring, "ring_tiles", lambda axis: None, 0, found)
     desc = types.SimpleNamespace(dtype=torch.float16, layout=None)
     forms = itertools.product((16, 32, 64, 128), (64, 128), (1, 2, 3, 5, 7), (64, 256))
     for block_m, block_n, slots, block_k in forms:
