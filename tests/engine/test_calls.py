@@ -11,9 +11,9 @@ import torch
 from engine_cases import cpu_engine, images_like, tiny
 
 from fastswin._triton.launch import on_grid
-from fastswin.engine import calls as module
 from fastswin.engine import operators
 from fastswin.engine.bind import bind
+from fastswin.engine.call_results import empty_result
 from fastswin.engine.calls import OPERATORS, launches_kernel, record_calls
 from fastswin.engine.forward import Forward
 from fastswin.engine.plan import make_plan
@@ -101,8 +101,8 @@ def test_every_operator_of_the_forward_pass_has_a_shape_rule():
     small |= {operators.split_k_linear, operators.add_split_k, operators.packed_swin_block}
     small |= {operators.linear_post_norm, operators.packed_mlp}
     assert kernels - seen <= quantized | {operators.mlp} | small
-    with pytest.raises(NotImplementedError, match="shape of window_attention_ref"):
-        module._shape_of(operators.window_attention_ref, (torch.empty(1),))
+    with pytest.raises(NotImplementedError, match="window_attention_ref's result"):
+        empty_result(operators.window_attention_ref, (torch.empty(1),), {})
 
 
 class Kernel:

@@ -20,6 +20,7 @@ from fastswin.bench.op_library_linear_problems import (
     layers,
     probe_variants,
 )
+from fastswin.bench.op_library_linear_results import Result, summary
 from fastswin.ops.library_linear.library import LibraryLinearError
 from fastswin.ops.library_linear.problem import FP8
 
@@ -111,16 +112,14 @@ def test_refused_variant_is_named_and_the_rest_goes_on(stand_in, monkeypatch):
 def test_summary_adds_a_block_up_and_shows_gaps():
     def result(case, kind, us):
         return [
-            bench.Result(
-                dataclasses.replace(LAYER, case=case, kind=kind), v, [us], contender_us=2 * us
-            )
+            Result(dataclasses.replace(LAYER, case=case, kind=kind), v, [us], contender_us=2 * us)
             for v in VARIANTS_OF[kind]
         ]
 
     kinds = ("qkv", "proj", "fc1", "fc2")
     whole = [r for us, kind in enumerate(kinds, 1) for r in result("T1 b1", kind, us)]
     part = [r for kind in kinds[:3] for r in result("T2 b1", kind, 1.0)]
-    first, second = (line.split() for line in bench.summary([*whole, *part]))
+    first, second = (line.split() for line in summary([*whole, *part]))
     assert first[:6] == ["T1", "b1", "block:", "fp16", "torch", "20.0"]
     assert first.count("10.0") == 3
     assert second.count("-") == 4
