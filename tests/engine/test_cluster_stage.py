@@ -14,7 +14,7 @@ from hopper_plans import plan_of
 from fastswin import Engine
 from fastswin.engine import cluster_stage
 from fastswin.engine.bind import bind
-from fastswin.engine.cluster_stage import CLUSTER_STAGES, HOPPER_HEADS
+from fastswin.engine.cluster_stage import CLUSTER_STAGES, HOPPER_HEADS, LONG_WINDOW_ROWS
 from fastswin.engine.forward import Forward
 from fastswin.engine.plan import make_plan
 from fastswin.engine.plans import Plans
@@ -33,7 +33,8 @@ CPU = torch.device("cpu")
 HALF = PRECISIONS["fp16"]
 TINY, SMALL = "swin_tiny_patch4_window7_224", "swin_small_patch4_window7_224"
 BASE, LARGE = "swin_base_patch4_window7_224", "swin_large_patch4_window7_224"
-BASE_384, V2_TINY_16 = "swin_base_patch4_window12_384", "swinv2_tiny_window16_256"
+BASE_384, LARGE_384 = "swin_base_patch4_window12_384", "swin_large_patch4_window12_384"
+V2_TINY_16 = "swinv2_tiny_window16_256"
 V2_TINY_16_NORMS = {1: ("proj", "fc2"), 2: ("proj", "fc2"), 3: ("proj",)}
 
 
@@ -49,7 +50,7 @@ def clustered(plan) -> list[int]:
         (BASE, [0, 1, 2, 3], {}),
         (LARGE, [0, 1, 2, 3], {}),
         (BASE_384, [1, 2, 3], {}),
-        ("swin_large_patch4_window12_384", [0, 1, 2, 3], {}),
+        (LARGE_384, [0, 1, 2, 3], {}),
         ("swinv2_tiny_window8_256", [2, 3], {2: ("proj", "fc2"), 3: ("proj",)}),
         (V2_TINY_16, [1, 2, 3], V2_TINY_16_NORMS),
         ("swinv2_base_window16_256", [1, 2, 3], {1: ("proj", "fc2"), 2: ("proj", "fc2")}),
@@ -94,6 +95,18 @@ def test_stages_words_and_tiles_at_batch_1(name, stages, post_norm, hopper):
             assert config_blocker(tiles, M, *sizes[layer], post_norm=behind) is None
 
 
+def test_the_last_stage_of_long_windows(hopper):
+    """144 rows of 1,536 channels; two images have more."""
+    stage, more = (plan_of(LARGE_384, hopper, batch=batch).stages[3] for batch in (1, 2))
+    assert (stage.channels, stage.map_size, stage.window_size) == (1536, (12, 12), (12, 12))
+    assert (stage.qkv, stage.attention, stage.proj, stage.mlp) == (
+        "clusters", "triton", "fused", "clusters"
+    )  # fmt: skip
+    assert stage.launch["qkv"] == ClusterLinearConfig(64, 128, 1, 6, 64, 3, 1)
+    assert stage.launch["fc1"] == ClusterLinearConfig(128, 128, 1, 5)
+    assert "clusters" not in (more.qkv, more.mlp)
+
+
 def _in_clusters(stage, layer: str) -> bool:
     return isinstance(stage.launch.get(layer), ClusterLinearConfig)
 
@@ -124,8 +137,9 @@ def test_every_stage_of_hoppers_heads_is_one_in_clusters():
         assert 49 * (windows - 1) < CLUSTER_STAGES[version, C]
 
 
-def test_every_stage_of_the_table_has_tiles():
-    for (version, C), rows in CLUSTER_STAGES.items():
+def test_every_stage_of_the_tables_has_tiles():
+    assert all(rows > CLUSTER_STAGES[key] for key, rows in LONG_WINDOW_ROWS.items())
+    for (version, C), rows in (*CLUSTER_STAGES.items(), *LONG_WINDOW_ROWS.items()):
         assert version in (1, 2)
         for N, K in ((3 * C, C), (C, C), (4 * C, C), (C, 4 * C)):
             for M in (16, 49, rows):

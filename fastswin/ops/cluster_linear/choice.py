@@ -163,7 +163,8 @@ def _expected_us(config: ClusterLinearConfig, M: int, N: int, K: int) -> float:
     return 1.3 * programs / 132 + 2.1 * waves + fetched + wide + 0.3 * (config.splits > 1)
 
 
-#: Tiles with a post-norm: all of a row are one cluster, so columns are few. As MEASURED.
+#: Tiles with a post-norm: all of a row are one cluster, so columns are few. As MEASURED,
+#: without shares and slots.
 MEASURED_POST_NORM: dict[tuple[int, int], Measured] = {
     (192, 192): ((1024, 64, 64, 1, 64),),
     (192, 768): ((1024, 64, 64, 1, 128),),
