@@ -148,3 +148,10 @@ def test_answers_as_the_model_does():
 @pytest.mark.parametrize(("name", "batch"), [(BASE_384, 1), (BASE_384, 2), (LARGE_384, 1)])
 def test_whole_models_on_the_card(name, batch, precision):
     check_named_model(name, batch, precision, lambda plan: long(plan)[2])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("precision", ["fp16", "bf16"])
+def test_two_images_of_the_largest_model_on_the_card(precision):
+    """1,152 rows of 768 channels in clusters, whose tiles the model of measurements chooses."""
+    check_named_model(LARGE_384, 2, precision, lambda plan: plan.stages[2].mlp == "clusters")

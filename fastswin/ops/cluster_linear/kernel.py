@@ -12,7 +12,7 @@ comes the same way, all of it at once where the ring has a slot for every step (
 has not, half of the ring's part of the weight is asked for before the wait, the other half behind
 x: a multiprocessor takes 100 to 130 bytes/ns, by which each tile of the weight in front of x's
 first delays it by 0.14 us. Long K in rings of 100 to 160 KB is faster than in 220: whole models by
-1 to 7 %. Asking takes a warp 75 ns a copy, so two or four ask (_triton/tile_copies.py), and
+1 to 2 %. Asking takes a warp 75 ns a copy, so two or four ask (_triton/tile_copies.py), and
 programs with the same rows or columns may be one cluster, each of which asks for a part of what all
 need.
 
