@@ -8,6 +8,17 @@ scores carries a factor log2(e), applied once here. The packed bias is
 padded from ``N`` to ``NP`` tokens: -inf in padded key columns, so the kernel needs no key mask,
 and 0 in padded query rows, whose results are never stored. Cost: once per weight load; the table
 of Swin-T's first stage is 4 x 3 x 64 x 64 x 2 bytes = 98 KB and stays in L2.
+
+Long windows of inference have a compact table instead, which holds no mask and no padding and of
+a row of queries one for each distance of rows (compact_bias.py):
+
+    [nH, 2 Wh - 1, Ww * Ww]    table[h, qy - ky + Wh - 1, qx * Ww + kx]
+
+of a window of 24 x 24 tokens a 12th of the dense one. In half precision an entry has 16 bits, a
+number in [8, 32) without the byte that all of them share: softmax does not see a constant, so each
+head's largest value becomes 32. What is stored is off by 2**-12 at most, which changes a
+probability p by less than 2**-11.5 p (1 - p). fp16 below the head's maximum would be off by 2**-7 where
+V2's biases, 23 in log2 units, are far below it, and such can be the largest of their row.
 """
 
 from __future__ import annotations
@@ -23,6 +34,10 @@ from fastswin.ops.window_attention.reference import MAX_LOGIT_SCALE
 Pair = tuple[int, int]
 
 LOG2_E = math.log2(math.e)
+
+#: Largest number that a 16-bit entry holds, and how far below it others may lie.
+SHORT_TOP = 32.0 - 2.0**-10
+SHORT_RANGE = SHORT_TOP - 8.0
 
 
 def pack_bias(
@@ -50,6 +65,24 @@ def pack_bias(
     packed[..., N:, :] = 0.0
     packed[..., :N, :N] = dense * LOG2_E
     return packed.to(dtype)
+
+
+def pack_compact_bias(relative_bias: torch.Tensor, window_size: Pair) -> torch.Tensor:
+    """Relative bias ``[(2 Wh - 1) * (2 Ww - 1), nH]`` to a compact table, fp32."""
+    rows, cols = window_size
+    heads = relative_bias.shape[1]
+    table = relative_bias.float().view(2 * rows - 1, 2 * cols - 1, heads) * LOG2_E
+    slid = table.unfold(1, cols, 1)  # [qy - ky + Wh - 1, qx, nH, Ww - 1 - kx]
+    return slid.permute(2, 0, 1, 3).flip(3).reshape(heads, 2 * rows - 1, cols * cols)
+
+
+def shorten_compact_bias(table: torch.Tensor) -> torch.Tensor | None:
+    """A compact table's entries in 16 bits (int16); None where a head's values span too much."""
+    below = table - table.amax((1, 2), keepdim=True)
+    if not (below >= -SHORT_RANGE).all():  # also where there is a NaN
+        return None
+    bits = (below + SHORT_TOP).view(torch.int32)
+    return ((bits + 0x80) >> 8).to(torch.int16)
 
 
 def pack_mask(mask: torch.Tensor | None) -> torch.Tensor | None:
