@@ -319,7 +319,7 @@ def _launch(
             tf32=precision == "tf32" and q.dtype == torch.float32,
         )  # fmt: skip
     if compact and config.key_tiles:
-        raise ValueError(f"windows of {shape.tokens} tokens are held whole, with a dense bias table")
+        raise ValueError("a compact bias table needs tiles of keys: config.key_tiles == ()")
     if in_runs and config.programs and shape.tokens <= MAX_RUN_WINDOW:
         launch_forward_runs(
             shape, qkv, out, bias, head_scale, pad, scale, strides, precision, config, row_stats,

@@ -3,7 +3,7 @@
 Same tensors and the same arithmetic as forward.py; one program per (window, head, query tile). With
 64 queries and steps of 64 keys it needs 118 registers and 40 KiB, which rows of 256 keys exceed.
 
-Its bias may be compact, ``[nH, 2 Wh - 1, Ww * Ww]`` (compact_bias.py), for inference without a mask.
+Inference of image order may have its bias compact, ``[nH, 2 Wh - 1, Ww * Ww]`` (compact_bias.py).
 """
 
 from __future__ import annotations

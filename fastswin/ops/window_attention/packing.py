@@ -9,16 +9,17 @@ padded from ``N`` to ``NP`` tokens: -inf in padded key columns, so the kernel ne
 and 0 in padded query rows, whose results are never stored. Cost: once per weight load; the table
 of Swin-T's first stage is 4 x 3 x 64 x 64 x 2 bytes = 98 KB and stays in L2.
 
-Long windows of inference have a compact table instead, which holds no mask and no padding and of
-a row of queries one for each distance of rows (compact_bias.py):
+Long windows of inference have a compact table instead, without mask and padding, in which pairs at
+the same distance of rows share an entry (compact_bias.py):
 
-    [nH, 2 Wh - 1, Ww * Ww]    table[h, qy - ky + Wh - 1, qx * Ww + kx]
+    [nH, 2 Wh - 1, Ww * Ww]    table[h, qy - ky + Wh - 1, qx * Ww + kx] = bias[h, q, k] * log2(e)
 
-of a window of 24 x 24 tokens a 12th of the dense one. In half precision an entry has 16 bits, a
-number in [8, 32) without the byte that all of them share: softmax does not see a constant, so each
-head's largest value becomes 32. What is stored is off by 2**-12 at most, which changes a
-probability p by less than 2**-11.5 p (1 - p). fp16 below the head's maximum would be off by 2**-7 where
-V2's biases, 23 in log2 units, are far below it, and such can be the largest of their row.
+For a window of 24 x 24 tokens that is a 12th of the dense one. In half precision an entry has 16
+bits, the middle ones of an fp32 number in [8, 32): softmax does not see a constant, so each head's
+largest value is moved to the upper end. What is stored is off by 2**-12 at most, which changes a
+probability p by less than 2**-11.5 * p * (1 - p). fp16 below the head's maximum would not do: V2's
+biases lie up to 23 below it in log2 units, where fp16 is off by 2**-7, and such a one may be the
+largest of its row.
 """
 
 from __future__ import annotations
