@@ -74,7 +74,8 @@ def pack_compact_bias(relative_bias: torch.Tensor, window_size: Pair) -> torch.T
     heads = relative_bias.shape[1]
     table = relative_bias.float().view(2 * rows - 1, 2 * cols - 1, heads) * LOG2_E
     slid = table.unfold(1, cols, 1)  # [qy - ky + Wh - 1, qx, nH, Ww - 1 - kx]
-    return slid.permute(2, 0, 1, 3).flip(3).reshape(heads, 2 * rows - 1, cols * cols)
+    by_head = slid.permute(2, 0, 1, 3).flip(3).contiguous()
+    return by_head.view(heads, 2 * rows - 1, cols * cols)
 
 
 def shorten_compact_bias(table: torch.Tensor) -> torch.Tensor | None:
