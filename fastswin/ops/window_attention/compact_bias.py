@@ -20,13 +20,13 @@ import triton
 import triton.language as tl
 
 from fastswin.ops.window_attention.geometry import SHIFT_MASK_FILL
-from fastswin.ops.window_attention.packing import LOG2_E
+from fastswin.ops.window_attention.packing import LOG2_E, SHORT_MIDDLE_BITS
 
 #: What a pair of tokens of different regions gets, in log2 units.
 MASK_FILL = tl.constexpr(SHIFT_MASK_FILL * LOG2_E)
 
-#: Highest byte of the floats in [8, 32) that a 16-bit entry leaves out.
-SHORT_EXPONENT = tl.constexpr(0x41000000)
+#: Where 16-bit entries count from.
+MIDDLE_BITS = tl.constexpr(SHORT_MIDDLE_BITS)
 
 
 @triton.jit
@@ -46,24 +46,24 @@ def regions(
     token, kind, WH: tl.constexpr, WW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr
 ):  # fmt: skip
     """Number of each token's region in a window of a kind (geometry.py)."""
-    below = (token // WW >= WH - SH).to(tl.int32)
-    right = (token % WW >= WW - SW).to(tl.int32)
-    return below * (kind // 2 * 2) + right * (kind % 2)
+    below = tl.where(token >= (WH - SH) * WW, kind // 2 * 2, 0)
+    right = tl.where(token % WW >= WW - SW, kind % 2, 0)
+    return below + right
 
 
 @triton.jit
 def table_span(first_query, BLOCK_Q: tl.constexpr, WH: tl.constexpr, WW: tl.constexpr):
     """First entry that a tile of queries reads of its head's table, and entries from there on."""
     first_row = first_query // WW
-    last_row = tl.minimum(first_query + BLOCK_Q, WH * WW) - 1
-    return first_row * (WW * WW), (last_row // WW - first_row + WH) * (WW * WW)
+    last_row = (tl.minimum(first_query + BLOCK_Q, WH * WW) - 1) // WW
+    return first_row * (WW * WW), (last_row - first_row + WH) * (WW * WW)
 
 
 @triton.jit
 def widen(entry):
-    """Entries as floats: fp32 ones as they are, 16 bits as the middle bytes of one in [8, 32)."""
+    """Entries as floats: fp32 ones as they are, 16-bit ones by the bits of a number in [8, 32)."""
     if entry.dtype == tl.int16:
-        bits = ((entry.to(tl.int32) & 0xFFFF) << 8) | SHORT_EXPONENT
+        bits = entry.to(tl.int32) * 256 + MIDDLE_BITS
         entry = bits.to(tl.float32, bitcast=True)
     return entry
 

@@ -9,17 +9,17 @@ padded from ``N`` to ``NP`` tokens: -inf in padded key columns, so the kernel ne
 and 0 in padded query rows, whose results are never stored. Cost: once per weight load; the table
 of Swin-T's first stage is 4 x 3 x 64 x 64 x 2 bytes = 98 KB and stays in L2.
 
-Long windows of inference have a compact table instead, without mask and padding, in which pairs at
-the same distance of rows share an entry (compact_bias.py):
+Long windows of inference have a compact table instead, without mask and padding, in which pairs of
+the same two columns share an entry at the same distance of rows (compact_bias.py):
 
     [nH, 2 Wh - 1, Ww * Ww]    table[h, qy - ky + Wh - 1, qx * Ww + kx] = bias[h, q, k] * log2(e)
 
-For a window of 24 x 24 tokens that is a 12th of the dense one. In half precision an entry has 16
-bits, the middle ones of an fp32 number in [8, 32): softmax does not see a constant, so each head's
-largest value is moved to the upper end. What is stored is off by 2**-12 at most, which changes a
-probability p by less than 2**-11.5 * p * (1 - p). fp16 below the head's maximum would not do: V2's
-biases lie up to 23 below it in log2 units, where fp16 is off by 2**-7, and such a one may be the
-largest of its row.
+For a window of 24 x 24 tokens that is a 12th of the dense one. In half precision an entry is 16
+bits of an fp32 number in [8, 32), whose bits are those of 16 plus 256 times the entry: softmax does
+not see a constant, so each head's largest value is moved to the upper end. What is stored is off by
+2**-12 at most, which changes a probability p by less than 2**-11.5 * p * (1 - p). fp16 below the
+head's maximum would not do: V2's biases lie up to 23 below it in log2 units, where fp16 is off by
+2**-7, and such a one may be the largest of its row.
 """
 
 from __future__ import annotations
@@ -36,7 +36,10 @@ Pair = tuple[int, int]
 
 LOG2_E = math.log2(math.e)
 
-#: Largest number that a 16-bit entry holds, and how far below it others may lie.
+#: Bits of 16.0, from which 16-bit entries count.
+SHORT_MIDDLE_BITS = 0x41800000
+
+#: Where a head's largest value is moved to, and how far below it others may lie.
 SHORT_TOP = 32.0 - 2.0**-10
 SHORT_RANGE = SHORT_TOP - 8.0
 
@@ -84,7 +87,7 @@ def shorten_compact_bias(table: torch.Tensor) -> torch.Tensor | None:
     if not (below >= -SHORT_RANGE).all():  # also where there is a NaN
         return None
     bits = (below + SHORT_TOP).view(torch.int32)
-    return ((bits + 0x80) >> 8).to(torch.int16)
+    return ((bits + 0x80 - SHORT_MIDDLE_BITS) >> 8).to(torch.int16)
 
 
 def pack_mask(mask: torch.Tensor | None) -> torch.Tensor | None:

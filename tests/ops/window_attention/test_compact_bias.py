@@ -47,7 +47,7 @@ def places(window):
 
 def widened(short):
     """16-bit entries as the numbers in [8, 32) that they stand for."""
-    return (((short.int() & 0xFFFF) << 8) | 0x41000000).view(torch.float32)
+    return (torch.tensor(16.0).view(torch.int32) + 256 * short.int()).view(torch.float32)
 
 
 @pytest.mark.parametrize("window", [(8, 8), (16, 16), (24, 24), (5, 40)], ids=str)
