@@ -32,7 +32,7 @@ CASES = [
     Case("n72-last-tile-not-full", (18, 8), (9, 8), (4, 0), num_heads=3, batch=1),
 ]
 
-#: (precision, 16 bits an entry) that the engine has, on a map with four kinds of window each.
+#: Precision of q, k and v, and whether an entry of the table has 16 bits.
 FORMS = [(torch.float32, False)] + [(d, short) for d in HALF for short in (True, False)]
 
 
