@@ -99,7 +99,10 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
         ends.append(end)
         if stage.attention in ("triton", "fused", "block"):
             for block in blocks:
-                block.bias_table(stage.shift_size if block.shifted else (0, 0), precision.dtype)
+                shift = stage.shift_size if block.shifted else (0, 0)
+                apart = stage.attention == "triton"
+                pack = block.attention_table if apart else block.bias_table
+                pack(shift, precision.dtype)
                 if stage.attention == "block":
                     block.packed()
         if isinstance(stage.launch.get("attention"), HopperWholeConfig):

@@ -15,8 +15,13 @@ import torch
 from fastswin.ops.attention_half.packing import pack_whole
 from fastswin.ops.cluster_mlp.weights import PackedMlp, pack_weights
 from fastswin.ops.swin_block.packing import PackedBlock, pack_block
+from fastswin.ops.window_attention.config import takes_compact_bias
 from fastswin.ops.window_attention.geometry import expand_bias_table
-from fastswin.ops.window_attention.packing import pack_bias
+from fastswin.ops.window_attention.packing import (
+    pack_bias,
+    pack_compact_bias,
+    shorten_compact_bias,
+)
 
 Pair = tuple[int, int]
 
@@ -61,7 +66,8 @@ class PreparedBlock:
 
     ``number`` is its index in its stage. ``pad_qkv [3C]`` is the qkv of a padded token: the
     projection of zeros, so the *unfolded* bias. ``relative_bias [(2 Wh - 1) (2 Ww - 1), nH]`` is
-    fp32; what is kept dense are the packed tables of the shifts that are used.
+    fp32; what is kept beside it are the packed tables of the shifts that are used, or one compact
+    table of long windows.
     """
 
     number: int
@@ -79,6 +85,7 @@ class PreparedBlock:
     shifted: bool
     window_size: Pair
     tables: dict[Pair, torch.Tensor] = dataclasses.field(default_factory=dict)
+    compact_table: torch.Tensor | None = None
     whole: PackedBlock | None = None
     mlps: dict[int, PackedMlp] = dataclasses.field(default_factory=dict)
     half: torch.Tensor | None = None
@@ -105,6 +112,21 @@ class PreparedBlock:
                     packed = below.half()
             self.tables[shift_size] = packed
         return self.tables[shift_size]
+
+    def attention_table(self, shift_size: Pair, dtype: torch.dtype) -> torch.Tensor:
+        """What attention in a kernel of its own reads: compact of long windows, else as above.
+
+        In half precision 16 bits an entry, fp32 where a head's values lie further apart than those
+        hold (packing.py).
+        """
+        if not takes_compact_bias(self.window_size):
+            return self.bias_table(shift_size, dtype)
+        if self.compact_table is None:
+            table, short = pack_compact_bias(self.relative_bias, self.window_size), None
+            if dtype in (torch.float16, torch.bfloat16):
+                short = shorten_compact_bias(table)
+            self.compact_table = table if short is None else short
+        return self.compact_table
 
     def packed(self) -> PackedBlock:
         """Its weights as one kernel for a whole block reads them (ops/swin_block), made once."""

@@ -26,6 +26,13 @@ MIN_RUN = 16
 #: Fewest pairs of a window and a head that go in runs in tf32.
 MIN_TF32_RUN_PAIRS = 2048
 
+#: Fewest tokens of a window whose bias the engine keeps in a compact table (packing.py), which only
+#: the online form reads.
+MIN_COMPACT_TOKENS = MAX_WHOLE_ROW + 1
+
+#: What the width of such a window is a multiple of: vectors of 16 bytes along keys stay whole.
+COMPACT_WIDTH_STEP = 8
+
 #: Key tile of the online form.
 ONLINE_BLOCK_K = 64
 
@@ -81,6 +88,12 @@ def padded_tokens(tokens: int) -> int:
     if tiles:
         return sum(tiles)
     return -(-tokens // ONLINE_BLOCK_K) * ONLINE_BLOCK_K
+
+
+def takes_compact_bias(window_size: tuple[int, int]) -> bool:
+    """Whether inference reads the bias of such windows from a compact table."""
+    height, width = window_size
+    return height * width >= MIN_COMPACT_TOKENS and width % COMPACT_WIDTH_STEP == 0
 
 
 def default_config(

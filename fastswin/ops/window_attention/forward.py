@@ -1,7 +1,7 @@
 """Window attention forward in Triton: one program per window and group of heads.
 
     qkv    [B, H, W, 3, nH, D]   image order, or q, k, v [B_, nH, N, D] when PARTITIONED
-    bias   [kinds, nH, NP, NP]   (bias + shift mask) * log2(e), see packing.py
+    bias   [kinds, nH, NP, NP]   (bias + shift mask) * log2(e), or compact, see packing.py
     out    [B, H, W, nH, D]      or [B_, nH, N, D]
 
 Bytes: qkv read once, out written once (4 * tokens * C * itemsize); bias stays in L2. FLOPs:
@@ -35,6 +35,7 @@ from fastswin.ops.window_attention.config import (
     WindowAttentionConfig,
     default_config,
     num_programs,
+    padded_tokens,
     tile_constants,
 )
 from fastswin.ops.window_attention.forward_runs import launch_forward_runs
@@ -233,6 +234,7 @@ def window_attention_fwd(
 ) -> torch.Tensor:
     """Launch on a contiguous ``qkv [B, H, W, 3C]``; ``bias`` and ``head_scale`` are packed.
 
+    A compact ``bias`` is for inference: neither ``row_stats`` nor ``dropout``.
     ``row_stats``, an fp32 ``[windows, nH, N, 2]``, is written where it is given: maximum and
     1 / sum of every row (tile.py). fp32 products are IEEE, ``tf32``, or, with
     ``split``, three of TF32. An 8-bit qkv needs ``qkv_scale [3]``, an 8-bit output
@@ -304,7 +306,10 @@ def _launch(
 ) -> None:
     q = qkv[0]
     eight_bits = qkv_scale is not None or output_scale is not None
-    in_runs = mask is None and not eight_bits
+    compact = bias.ndim == 3
+    if compact and not (mask is None and row_stats is None and dropout is None):
+        raise ValueError("a compact bias table takes no mask, row statistics or dropout")
+    in_runs = mask is None and not eight_bits and not compact
     if config is None:
         config = default_config(
             shape.windows, shape.tokens, shape.heads, shape.head_dim, q.element_size(),
@@ -313,6 +318,8 @@ def _launch(
             tensor_cores=precision != "ieee", table_itemsize=bias.element_size(),
             tf32=precision == "tf32" and q.dtype == torch.float32,
         )  # fmt: skip
+    if compact and config.key_tiles:
+        raise ValueError("a compact bias table needs tiles of keys: config.key_tiles == ()")
     if in_runs and config.programs and shape.tokens <= MAX_RUN_WINDOW:
         launch_forward_runs(
             shape, qkv, out, bias, head_scale, pad, scale, strides, precision, config, row_stats,
@@ -324,6 +331,8 @@ def _launch(
         "HAS_STATS": row_stats is not None, "DROPOUT": dropout is not None,
         "qkv_scale_ptr": qkv_scale, "output_scale_ptr": output_scale, **tile_constants(config),
     }  # fmt: skip
+    if compact:
+        constants |= {"NP": padded_tokens(shape.tokens), "COMPACT_BIAS": True}
     if qkv_scale is not None:  # 8-bit products take steps of 32
         constants["BLOCK_D"] = max(32, constants["BLOCK_D"])
     kernel = (

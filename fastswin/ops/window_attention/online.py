@@ -2,6 +2,8 @@
 
 Same tensors and the same arithmetic as forward.py; one program per (window, head, query tile). With
 64 queries and steps of 64 keys it needs 118 registers and 40 KiB, which rows of 256 keys exceed.
+
+Inference of image order may have its bias compact, ``[nH, 2 Wh - 1, Ww * Ww]`` (compact_bias.py).
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.pdl import launch_dependents, prefetch_l2, wait_for_previous
+from fastswin.ops.window_attention.compact_bias import add_compact_bias, table_span
 from fastswin.ops.window_attention.tile import (
     dropout_weights,
     finish_output,
@@ -21,6 +24,7 @@ from fastswin.ops.window_attention.tile import (
     operand,
     output_steps,
     product_step,
+    scaled_products,
     scores,
     store_row_stats,
     store_rows,
@@ -30,13 +34,14 @@ from fastswin.ops.window_attention.tile import (
 
 @triton.jit
 def _online_tile(
-    o, running_max, total, q, q_norm, query, start, scale, seed, window, head,
+    o, running_max, total, q, q_norm, query, start, scale, seed, window, head, kind,
     window_row, window_col, H, W, k_ptr, v_ptr, pad_ptr, k_stride_row, v_stride_row,
     bias_ptr, mask_ptr, drop_threshold, keep_factor, qkv_scale_ptr, BLOCK: tl.constexpr,
     N: tl.constexpr, NP: tl.constexpr, NH: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
     WH: tl.constexpr, WW: tl.constexpr, SH: tl.constexpr, SW: tl.constexpr,
     PARTITIONED: tl.constexpr, HAS_PAD: tl.constexpr, COSINE: tl.constexpr,
     HAS_MASK: tl.constexpr, DROPOUT: tl.constexpr, PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    BLOCK_Q: tl.constexpr, COMPACT_BIAS: tl.constexpr,
 ):  # fmt: skip
     """Output, maximum and sum of rows with keys ``start .. start + BLOCK`` taken in."""
     # fp32 products are chains of fused multiply-adds, one after the other
@@ -51,11 +56,15 @@ def _online_tile(
     v = load_rows(v_ptr, pad_v, key_row, key, v_stride_row, N, D, BLOCK_D, HAS_PAD)
     v = half_values(v, qkv_scale_ptr)
     k_norm = inverse_norm(k) if COSINE else 1.0
-    in_table = (query < NP)[:, None] & (key < NP)[None, :]
-    s = scores(
-        q, q_norm, k, k_norm, scale, bias_ptr, mask_ptr, query[:, None] * NP + key[None, :],
-        in_table, COSINE, HAS_MASK, PRECISION,
-    )  # fmt: skip
+    if COMPACT_BIAS:
+        s = scaled_products(q, q_norm, k, k_norm, scale, COSINE, PRECISION)
+        s = add_compact_bias(s, bias_ptr, query, key, kind, N, BLOCK_Q, BLOCK, WH, WW, SH, SW)
+    else:
+        in_table = (query < NP)[:, None] & (key < NP)[None, :]
+        s = scores(
+            q, q_norm, k, k_norm, scale, bias_ptr, mask_ptr, query[:, None] * NP + key[None, :],
+            in_table, COSINE, HAS_MASK, PRECISION,
+        )  # fmt: skip
     new_max = tl.maximum(running_max, tl.max(s, 1))
     shift = tl.where(new_max == -float("inf"), 0.0, new_max)
     p = tl.exp2(s - shift[:, None])
@@ -92,6 +101,7 @@ def _window_attention_fwd_online_kernel(
     PRECISION: tl.constexpr, WIDE: tl.constexpr,
     BLOCK_Q: tl.constexpr, BLOCK_K: tl.constexpr, NUM_STAGES: tl.constexpr,
     qkv_scale_ptr=None, output_scale_ptr=None, PDL: tl.constexpr = False,
+    COMPACT_BIAS: tl.constexpr = False,
 ):  # fmt: skip
     """One program per (window, head, query tile); 8-bit operands and output as in forward.py."""
     launch_dependents(PDL)
@@ -111,7 +121,10 @@ def _window_attention_fwd_online_kernel(
     k_ptr += image * k_stride_image + head * k_stride_head
     v_ptr += image * v_stride_image + head * v_stride_head
     out_ptr += image * out_stride_image + head * out_stride_head
-    bias_ptr += (kind * NH + head) * (NP * NP)
+    if COMPACT_BIAS:
+        bias_ptr += head * ((2 * WH - 1) * WW * WW)
+    else:
+        bias_ptr += (kind * NH + head) * (NP * NP)
     if HAS_MASK:
         mask_ptr += (window % num_masks).to(tl.int64) * (NP * NP)
     scale = product_step(scale, qkv_scale_ptr, COSINE)
@@ -126,8 +139,12 @@ def _window_attention_fwd_online_kernel(
         window_row, window_col, query, H, W, WH, WW, SH, SW, PARTITIONED, HAS_PAD, WIDE
     )
     first_query = pid % query_tiles * BLOCK_Q
-    table_rows = tl.minimum(BLOCK_Q, NP - first_query)
-    prefetch_l2(bias_ptr + first_query * NP, table_rows * NP, 512, PDL)
+    if COMPACT_BIAS:
+        first_entry, entries = table_span(first_query, BLOCK_Q, WH, WW)
+        prefetch_l2(bias_ptr + first_entry, entries, 512, PDL)
+    else:
+        table_rows = tl.minimum(BLOCK_Q, NP - first_query)
+        prefetch_l2(bias_ptr + first_query * NP, table_rows * NP, 512, PDL)
     wait_for_previous(PDL)
     q = load_rows(q_ptr, pad_ptr + head * D, row, query, q_stride_row, N, D, BLOCK_D, HAS_PAD)
     q_norm = inverse_norm(q) if COSINE else 1.0
@@ -136,19 +153,19 @@ def _window_attention_fwd_online_kernel(
     o = tl.zeros([BLOCK_Q, BLOCK_D], tl.float32)
     for start in tl.range(0, N // BLOCK_K * BLOCK_K if TAIL else N, BLOCK_K, num_stages=NUM_STAGES):
         o, running_max, total = _online_tile(
-            o, running_max, total, q, q_norm, query, start, scale, seed, window, head, window_row,
-            window_col, H, W, k_ptr, v_ptr, pad_ptr, k_stride_row, v_stride_row, bias_ptr,
-            mask_ptr, drop_threshold, keep_factor, qkv_scale_ptr, BLOCK_K,
+            o, running_max, total, q, q_norm, query, start, scale, seed, window, head, kind,
+            window_row, window_col, H, W, k_ptr, v_ptr, pad_ptr, k_stride_row, v_stride_row,
+            bias_ptr, mask_ptr, drop_threshold, keep_factor, qkv_scale_ptr, BLOCK_K,
             N, NP, NH, D, BLOCK_D, WH, WW, SH, SW, PARTITIONED, HAS_PAD, COSINE, HAS_MASK, DROPOUT,
-            PRECISION, WIDE,
+            PRECISION, WIDE, BLOCK_Q, COMPACT_BIAS,
         )  # fmt: skip
     if TAIL > 0:
         o, running_max, total = _online_tile(
             o, running_max, total, q, q_norm, query, N // BLOCK_K * BLOCK_K, scale, seed, window,
-            head, window_row, window_col, H, W, k_ptr, v_ptr, pad_ptr, k_stride_row, v_stride_row,
-            bias_ptr, mask_ptr, drop_threshold, keep_factor, qkv_scale_ptr, TAIL,
+            head, kind, window_row, window_col, H, W, k_ptr, v_ptr, pad_ptr, k_stride_row,
+            v_stride_row, bias_ptr, mask_ptr, drop_threshold, keep_factor, qkv_scale_ptr, TAIL,
             N, NP, NH, D, BLOCK_D, WH, WW, SH, SW, PARTITIONED, HAS_PAD, COSINE, HAS_MASK, DROPOUT,
-            PRECISION, WIDE,
+            PRECISION, WIDE, BLOCK_Q, COMPACT_BIAS,
         )  # fmt: skip
     if HAS_STATS:
         stats_head = stats_ptr + (window.to(tl.int64) * NH + head) * (2 * N)
