@@ -169,7 +169,7 @@ class AttentionHalf(StreamForward):
         """Window attention ``[B, H, W, 3C] -> [B, H, W, C]``."""
         shift = stage.shift_size if block.shifted else (0, 0)
         if stage.attention == "triton":
-            table = block.attention_table(shift, self.precision.dtype)
+            table = block.attention_table(shift, self.precision.dtype, stage.compact_bias)
             return self.ops.packed_window_attention(
                 qkv, table, block.head_scale, block.pad_qkv, block.scale, stage.num_heads,
                 stage.window_size, shift, self.precision.tf32, stage.launch.get("attention"),

@@ -100,9 +100,7 @@ def bind(plan: ModelPlan, weights: PreparedModel, precision: Precision) -> Bound
         if stage.attention in ("triton", "fused", "block"):
             for block in blocks:
                 shift = stage.shift_size if block.shifted else (0, 0)
-                apart = stage.attention == "triton"
-                pack = block.attention_table if apart else block.bias_table
-                pack(shift, precision.dtype)
+                block.attention_table(shift, precision.dtype, stage.compact_bias)
                 if stage.attention == "block":
                     block.packed()
         if isinstance(stage.launch.get("attention"), HopperWholeConfig):

@@ -15,7 +15,6 @@ import torch
 from fastswin.ops.attention_half.packing import pack_whole
 from fastswin.ops.cluster_mlp.weights import PackedMlp, pack_weights
 from fastswin.ops.swin_block.packing import PackedBlock, pack_block
-from fastswin.ops.window_attention.config import takes_compact_bias
 from fastswin.ops.window_attention.geometry import expand_bias_table
 from fastswin.ops.window_attention.packing import (
     pack_bias,
@@ -113,13 +112,13 @@ class PreparedBlock:
             self.tables[shift_size] = packed
         return self.tables[shift_size]
 
-    def attention_table(self, shift_size: Pair, dtype: torch.dtype) -> torch.Tensor:
-        """What attention in a kernel of its own reads: compact of long windows, else as above.
+    def attention_table(self, shift_size: Pair, dtype: torch.dtype, compact: bool) -> torch.Tensor:
+        """What attention in a kernel of its own reads: a compact table, or :meth:`bias_table`.
 
-        In half precision 16 bits an entry, fp32 where a head's values lie further apart than those
-        hold (packing.py).
+        A compact one has 16 bits an entry in half precision, fp32 where a head's values lie further
+        apart than those hold (packing.py).
         """
-        if not takes_compact_bias(self.window_size):
+        if not compact:
             return self.bias_table(shift_size, dtype)
         if self.compact_table is None:
             table, short = pack_compact_bias(self.relative_bias, self.window_size), None

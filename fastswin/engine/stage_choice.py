@@ -38,6 +38,7 @@ from fastswin.engine.whole_block import choose_whole_block
 from fastswin.models.config import SwinConfig
 from fastswin.models.geometry import runtime_shift
 from fastswin.ops.hopper_gemm.config import HopperGemmConfig, hopper_reason, measured_config
+from fastswin.ops.window_attention.config import takes_compact_bias
 from fastswin.ops.window_attention.geometry import num_windows
 from fastswin.tuning.table import TuningTable
 
@@ -97,6 +98,9 @@ def plan_stage(plan: Planned, stage: int) -> StagePlan:
             _special_forms(plan, stage, M, chosen)
             _hopper_products(plan, stage, M, chosen)
     words = chosen.words
+    compact = words["attention"] == "triton" and takes_compact_bias(window, plan.batch)
+    if compact:
+        chosen.reasons["bias"] = "compact tables, an entry for each distance of rows"
     normed_behind = (
         chosen.post_norm is not None and words["mlp"] == "clusters" and config.version == 1
     )
@@ -122,6 +126,7 @@ def plan_stage(plan: Planned, stage: int) -> StagePlan:
         few_rows=chosen.few_rows,
         ahead=chosen.ahead,
         post_norm=tuple(layer for layer in chosen.post_norm or () if layer in chosen.launch),
+        compact_bias=compact,
     )
 
 

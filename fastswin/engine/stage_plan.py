@@ -27,6 +27,7 @@ class StagePlan:
     says that small_batch.py has built the stage, where no tuning table is asked. ``ahead`` launches
     LayerNorm and the Hopper product behind it programmatically. ``post_norm`` are the layers, of
     proj and fc2, whose product has V2's norm behind it in its kernel (cluster_stage.py).
+    ``compact_bias`` says that attention reads compact tables (ops/window_attention/packing.py).
     """
 
     stage: int
@@ -51,6 +52,7 @@ class StagePlan:
     few_rows: bool = False
     ahead: bool = False
     post_norm: tuple[str, ...] = ()
+    compact_bias: bool = False
 
     def endings(self, block: int) -> tuple[str, str]:
         """The words for proj and mlp of one block: "quantized" where its last product is."""

@@ -26,9 +26,9 @@ def long_windows(window, version=2):
     return tiny(version, image_size=(side, side), window_size=window, **TWO_STAGES)
 
 
-def bound_blocks(model, precision, impl="triton"):
+def bound_blocks(model, precision, images=1):
     weights = prepare(model, CPU, precision.dtype)
-    plan = make_plan(model.config, 1, model.config.image_size, CPU, precision, impl)
+    plan = make_plan(model.config, images, model.config.image_size, CPU, precision, "triton")
     bind(plan, weights, precision)
     return plan, [block for stage in weights.stages for block in stage]
 
@@ -49,7 +49,7 @@ def test_blocks_of_long_windows_hold_one_compact_table(version, window, precisio
         assert table.is_contiguous()
         assert table.numel() == heads * (2 * window - 1) * window**2
         for shift in ((0, 0), (window // 2,) * 2):
-            assert block.attention_table(shift, precision.dtype) is table
+            assert block.attention_table(shift, precision.dtype, compact=True) is table
         dense = block.bias_table(plan.stages[0].shift_size, precision.dtype)
         assert len(dense) == 4  # kinds of window
         assert dense[0].numel() // table.numel() == {16: 8, 24: 12}[window]
@@ -57,9 +57,22 @@ def test_blocks_of_long_windows_hold_one_compact_table(version, window, precisio
 
 @pytest.mark.parametrize("window", [7, 8, 12])
 def test_short_windows_hold_dense_tables(window):
-    for block in bound_blocks(long_windows(window), HALF)[1]:
+    plan, blocks = bound_blocks(long_windows(window), HALF)
+    assert not any(stage.compact_bias or "bias" in stage.reasons for stage in plan.stages)
+    for block in blocks:
         assert block.compact_table is None
         assert {table.dtype for table in block.tables.values()} == {torch.float16}
+
+
+@pytest.mark.parametrize(("images", "compact"), [(4, True), (5, False)], ids=str)
+def test_batches_that_find_dense_tables_in_l2_read_those(images, compact):
+    plan, blocks = bound_blocks(long_windows(16), HALF, images)
+    assert [stage.compact_bias for stage in plan.stages] == [compact] * 2
+    assert [stage.reasons.get("bias") for stage in plan.stages] == [
+        "compact tables, an entry for each distance of rows" if compact else None
+    ] * 2
+    assert [block.compact_table is not None for block in blocks] == [compact] * 3
+    assert [len(block.tables) for block in blocks] == [1 - compact] * 3
 
 
 def test_one_constant_gives_dense_tables_back(monkeypatch):
@@ -72,7 +85,7 @@ def test_one_constant_gives_dense_tables_back(monkeypatch):
 def test_a_range_that_16_bits_do_not_hold_is_fp32():
     block = prepare(long_windows(16), CPU, torch.float16).stages[0][0]
     block.relative_bias[3] = -20.0
-    assert block.attention_table((0, 0), torch.float16).dtype == torch.float32
+    assert block.attention_table((0, 0), torch.float16, compact=True).dtype == torch.float32
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -98,7 +98,7 @@ class QuantizedForward(Forward):
         output = {"qkv_scale": qkv_scale, "output_scale": output_scale, "out_dtype": out_dtype}
         shift = stage.shift_size if block.shifted else (0, 0)
         if stage.attention == "triton":
-            table = block.attention_table(shift, self.precision.dtype)
+            table = block.attention_table(shift, self.precision.dtype, stage.compact_bias)
             return self.ops.packed_window_attention(
                 qkv, table, block.head_scale, pad, block.scale, stage.num_heads,
                 stage.window_size, shift, self.precision.tf32, **output, pdl=stage.pdl,

@@ -3,7 +3,7 @@
 Same tensors and the same arithmetic as forward.py; one program per (window, head, query tile). With
 64 queries and steps of 64 keys it needs 118 registers and 40 KiB, which rows of 256 keys exceed.
 
-Inference of image order may have its bias compact, ``[nH, 2 Wh - 1, Ww * Ww]`` (compact_bias.py).
+Inference of image order may have its bias compact, ``[nH, Ww, (2 Wh - 1) * Ww]`` (compact_bias.py).
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 
 from fastswin._triton.pdl import launch_dependents, prefetch_l2, wait_for_previous
-from fastswin.ops.window_attention.compact_bias import add_compact_bias, table_span
+from fastswin.ops.window_attention.compact_bias import add_compact_bias
 from fastswin.ops.window_attention.tile import (
     dropout_weights,
     finish_output,
@@ -140,8 +140,7 @@ def _window_attention_fwd_online_kernel(
     )
     first_query = pid % query_tiles * BLOCK_Q
     if COMPACT_BIAS:
-        first_entry, entries = table_span(first_query, BLOCK_Q, WH, WW)
-        prefetch_l2(bias_ptr + first_entry, entries, 512, PDL)
+        prefetch_l2(bias_ptr, (2 * WH - 1) * WW * WW, 512, PDL)
     else:
         table_rows = tl.minimum(BLOCK_Q, NP - first_query)
         prefetch_l2(bias_ptr + first_query * NP, table_rows * NP, 512, PDL)

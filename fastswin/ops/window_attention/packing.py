@@ -9,13 +9,13 @@ padded from ``N`` to ``NP`` tokens: -inf in padded key columns, so the kernel ne
 and 0 in padded query rows, whose results are never stored. Cost: once per weight load; the table
 of Swin-T's first stage is 4 x 3 x 64 x 64 x 2 bytes = 98 KB and stays in L2.
 
-Long windows of inference have a compact table instead, without mask and padding, in which pairs of
-the same two columns share an entry at the same distance of rows (compact_bias.py):
+Long windows of inference have a compact table instead, without mask and padding, in which queries
+of one column share their keys' entries at the same distance of rows (compact_bias.py):
 
-    [nH, 2 Wh - 1, Ww * Ww]    table[h, qy - ky + Wh - 1, qx * Ww + kx] = bias[h, q, k] * log2(e)
+    [nH, Ww, (2 Wh - 1) * Ww]   table[h, qx, (ky - qy + Wh - 1) * Ww + kx] = bias[h, q, k] * log2(e)
 
 For a window of 24 x 24 tokens that is a 12th of the dense one. In half precision an entry is 16
-bits of an fp32 number in [8, 32), whose bits are those of 16 plus 256 times the entry: softmax does
+bits of an fp32 number in [8, 32), whose bits are those of 8 plus 256 times the entry: softmax does
 not see a constant, so each head's largest value is moved to the upper end. What is stored is off by
 2**-12 at most, which changes a probability p by less than 2**-11.5 * p * (1 - p). fp16 below the
 head's maximum would not do: V2's biases lie up to 23 below it in log2 units, where fp16 is off by
@@ -36,8 +36,8 @@ Pair = tuple[int, int]
 
 LOG2_E = math.log2(math.e)
 
-#: Bits of 16.0, from which 16-bit entries count.
-SHORT_MIDDLE_BITS = 0x41800000
+#: Bits of 8.0, from which 16-bit entries count.
+SHORT_FIRST_BITS = 0x41000000
 
 #: Where a head's largest value is moved to, and how far below it others may lie.
 SHORT_TOP = 32.0 - 2.0**-10
@@ -77,17 +77,18 @@ def pack_compact_bias(relative_bias: torch.Tensor, window_size: Pair) -> torch.T
     heads = relative_bias.shape[1]
     table = relative_bias.float().view(2 * rows - 1, 2 * cols - 1, heads) * LOG2_E
     slid = table.unfold(1, cols, 1)  # [qy - ky + Wh - 1, qx, nH, Ww - 1 - kx]
-    by_head = slid.permute(2, 0, 1, 3).flip(3).contiguous()
-    return by_head.view(heads, 2 * rows - 1, cols * cols)
+    by_column = slid.permute(2, 1, 0, 3).flip(2, 3).contiguous()
+    return by_column.view(heads, cols, (2 * rows - 1) * cols)
 
 
 def shorten_compact_bias(table: torch.Tensor) -> torch.Tensor | None:
-    """A compact table's entries in 16 bits (int16); None where a head's values span too much."""
+    """A compact table's entries in 16 bits, which int16 holds; None where a head spans too much."""
     below = table - table.amax((1, 2), keepdim=True)
     if not (below >= -SHORT_RANGE).all():  # also where there is a NaN
         return None
     bits = (below + SHORT_TOP).view(torch.int32)
-    return ((bits + 0x80 - SHORT_MIDDLE_BITS) >> 8).to(torch.int16)
+    entries = (bits + 0x80 - SHORT_FIRST_BITS) >> 8  # 0 to 65,535
+    return torch.where(entries < 1 << 15, entries, entries - (1 << 16)).to(torch.int16)
 
 
 def pack_mask(mask: torch.Tensor | None) -> torch.Tensor | None:

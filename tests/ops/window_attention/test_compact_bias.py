@@ -41,20 +41,20 @@ def places(window):
     rows, cols = window
     token = torch.arange(rows * cols)
     y, x = token // cols, token % cols
-    query = (y + rows - 1) * cols**2 + x * cols
-    return query[:, None] + (x - y * cols**2)[None, :]
+    query = (x * (2 * rows - 1) + rows - 1 - y) * cols
+    return query[:, None] + token[None, :]
 
 
 def widened(short):
     """16-bit entries as the numbers in [8, 32) that they stand for."""
-    return (torch.tensor(16.0).view(torch.int32) + 256 * short.int()).view(torch.float32)
+    return (torch.tensor(8.0).view(torch.int32) + 256 * (short.int() & 0xFFFF)).view(torch.float32)
 
 
 @pytest.mark.parametrize("window", [(8, 8), (16, 16), (24, 24), (5, 40)], ids=str)
 def test_a_table_expands_to_the_dense_bias(window, randn):
     relative = randn((2 * window[0] - 1) * (2 * window[1] - 1), 3).cpu()
     table = pack_compact_bias(relative, window)
-    assert table.shape == (3, 2 * window[0] - 1, window[1] ** 2)
+    assert table.shape == (3, window[1], (2 * window[0] - 1) * window[1])
     assert table.is_contiguous()
     expanded = table.view(3, -1)[:, places(window)]
     assert torch.equal(expanded, expand_bias_table(relative * LOG2_E, window))
@@ -92,7 +92,7 @@ def test_16_bits_keep_probabilities(name):
 
 @pytest.mark.parametrize("bad", [SHORT_RANGE + 0.1, math.inf, math.nan])
 def test_a_range_that_16_bits_do_not_hold_stays_as_it_is(bad):
-    table = torch.zeros(2, 31, 256)
+    table = torch.zeros(2, 16, 496)
     table[1, 3, 5] = -bad
     assert shorten_compact_bias(table) is None
     table[1, 3, 5] = -SHORT_RANGE
@@ -144,13 +144,14 @@ def test_what_has_no_compact_form_is_refused(randn):
 
 
 @pytest.mark.parametrize(
-    ("window", "taken"),
-    [((24, 24), True), ((16, 16), True), ((12, 24), True), ((24, 12), False), ((8, 8), False),
-     ((7, 7), False), ((12, 12), False), ((10, 16), False), ((14, 14), False)],
+    ("window", "images", "taken"),
+    [((24, 24), 1, True), ((16, 16), 4, True), ((12, 24), 2, True), ((24, 12), 1, False),
+     ((8, 8), 1, False), ((7, 7), 1, False), ((12, 12), 1, False), ((10, 16), 1, False),
+     ((14, 14), 1, False), ((24, 24), 5, False), ((16, 16), 32, False)],
     ids=str,
 )  # fmt: skip
-def test_windows_that_have_a_compact_table(window, taken):
-    assert takes_compact_bias(window) == taken
+def test_windows_that_have_a_compact_table(window, images, taken):
+    assert takes_compact_bias(window, images) == taken
     assert not taken or key_tiles(window[0] * window[1]) == ()
 
 
