@@ -25,6 +25,7 @@ LEVELS = (
     {"evaluation", "classification", "doctor"},
     {"demo"},
     {"cli"},
+    {"__main__"},
 )
 LEVEL = {room: level for level, rooms in enumerate(LEVELS) for room in rooms}
 

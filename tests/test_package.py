@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import re
+import subprocess
+import sys
 import zipfile
 from pathlib import Path
 
@@ -100,3 +103,13 @@ def test_every_environment_variable_is_documented():
 def test_links_lead_somewhere(page):
     links = re.findall(r"\]\((?!https?:|#)([^)#]+)", page.read_text())
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+def test_a_checkout_has_the_command_line_without_an_installation():
+    done = subprocess.run(
+        [sys.executable, "-m", "fastswin", "models", "--help"],
+        capture_output=True, text=True, check=False, cwd=ROOT,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Usage: fastswin models" in done.stdout
