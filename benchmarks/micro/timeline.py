@@ -26,7 +26,7 @@ KERNEL = "fastswin.ops.cluster_linear.kernel"
 
 #: What happens, and the text in front of which (or with "+" behind which) it is noted.
 EVENTS = {
-    "begins": "    launch_dependents(PDL)\n",
+    "begins": "    dtype: gl.constexpr = out_ptr.dtype.element_ty\n",
     "barriers": "    of_column = ",
     "weight asked": "    wait_for_previous(PDL)\n",
     "waited": "+    wait_for_previous(PDL)\n",

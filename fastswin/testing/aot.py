@@ -64,8 +64,8 @@ class Compiled:
     that, with a remark, where it finds their registers used while they are under way.
     ``idle_barriers`` are those that are made and then not used: their memory is another buffer's
     as well, whose values their beginning may destroy.
-    ``dependent`` says that the code both triggers and waits (programmatic dependent launch), None
-    that it does neither; False is a mistake.
+    ``dependent`` says that the code waits and triggers directly behind each wait (programmatic
+    dependent launch, _triton/pdl.py), None that it does neither; False is a mistake.
     """
 
     name: str
@@ -189,8 +189,10 @@ def _lines_with(name: str, text: str) -> list[str]:
 
 
 def _dependent(ptx: str) -> bool | None:
-    found = {word for word in ("wait", "launch_dependents") if f"griddepcontrol.{word}" in ptx}
-    return len(found) == 2 if found else None
+    found = re.findall(r"griddepcontrol\.(\w+)", ptx)
+    if not found:
+        return None
+    return found == ["wait", "launch_dependents"] * (len(found) // 2)
 
 
 def _describe(launch: Launch) -> tuple[dict, dict, dict]:

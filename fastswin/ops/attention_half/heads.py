@@ -29,7 +29,7 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
-from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
+from fastswin._triton.pdl import pdl_options, prefetch_l2, wait_for_previous
 from fastswin._triton.row_statistics import joined_stats
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.attention_half.config import (
@@ -91,7 +91,6 @@ def _heads_kernel(
     LINES: tl.constexpr, PDL: tl.constexpr, stats_ptr=None, tokens=0, PARTS: tl.constexpr = 0,
 ):  # fmt: skip
     """One program per (window, head), heads fastest; channels in steps of BLOCK_K."""
-    launch_dependents(PDL)
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     head = tl.program_id(0) % NH
     first = head * D

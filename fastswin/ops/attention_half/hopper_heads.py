@@ -37,7 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fastswin._triton.gluon_tiles import accumulator, buffers
-from fastswin._triton.pdl import launch_dependents, wait_for_previous
+from fastswin._triton.pdl import wait_for_previous
 from fastswin._triton.row_statistics import join_stats, load_stats
 from fastswin.ops.window_attention.hopper_tile import HEAD, attend, operand, vector_row
 from fastswin.ops.window_attention.tile import locate_window, token_rows
@@ -138,7 +138,6 @@ def _hopper_heads_kernel(
     SPAN: gl.constexpr, SLOTS: gl.constexpr, PDL: gl.constexpr,
 ):  # fmt: skip
     """Program ``window * NH + head``; without PARTS rows are taken as they are."""
-    launch_dependents(PDL)
     dtype: gl.constexpr = x_ptr.dtype.element_ty
     STEPS: gl.constexpr = C // STEP
     WIDTH: gl.constexpr = weight_desc.block_type.shape[1]

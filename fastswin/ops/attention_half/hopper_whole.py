@@ -43,7 +43,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fastswin._triton.gluon_rows import row_layout
 from fastswin._triton.gluon_tiles import accumulator, buffers
-from fastswin._triton.pdl import launch_dependents, wait_for_previous
+from fastswin._triton.pdl import wait_for_previous
 from fastswin.ops.attention_half.hopper_whole_tile import (
     BLOCK,
     BLOCKS,
@@ -255,7 +255,6 @@ def _hopper_whole_kernel(
 
     LOOP says that a group has several windows. VALUES: of the vectors, to a power of two.
     """
-    launch_dependents(PDL)
     dtype: gl.constexpr = x_ptr.dtype.element_ty
     PARTS: gl.constexpr = C // WIDTH
     qkv_blocks = buffers(qkv_desc, PARTS * BLOCKS)

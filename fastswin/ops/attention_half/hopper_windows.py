@@ -36,7 +36,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fastswin._triton.gluon_tiles import accumulator, buffers
-from fastswin._triton.pdl import launch_dependents, wait_for_previous
+from fastswin._triton.pdl import wait_for_previous
 from fastswin._triton.row_statistics import join_stats, load_stats
 from fastswin.ops.attention_half.hopper_vectors import keep_vectors, projected
 from fastswin.ops.window_attention.hopper_tile import HEAD, attend, operand
@@ -307,7 +307,6 @@ def _hopper_windows_kernel(
 
     LOOP says that a group has several windows. Without PARTS rows have no statistics yet.
     """
-    launch_dependents(PDL)
     dtype: gl.constexpr = x_ptr.dtype.element_ty
     STEPS: gl.constexpr = C // STEP
     column = gl.program_id(0) % NH * HEAD

@@ -22,7 +22,7 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
-from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
+from fastswin._triton.pdl import pdl_options, prefetch_l2, wait_for_previous
 from fastswin.ops.attention_half.config import (
     WholeWindowConfig,
     column_parts,
@@ -109,7 +109,6 @@ def _whole_window_kernel(
     COSINE: tl.constexpr, TMA: tl.constexpr, NUM_STAGES: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per window."""
-    launch_dependents(PDL)
     C: tl.constexpr = WIDTH * PARTS
     DTYPE: tl.constexpr = x_ptr.dtype.element_ty
     token = tl.arange(0, NP)

@@ -58,7 +58,7 @@ from fastswin._triton.cluster_memory import (
 from fastswin._triton.gluon_statistics import join_parts, load_parts, part_columns
 from fastswin._triton.gluon_tiles import accumulator
 from fastswin._triton.math import gelu
-from fastswin._triton.pdl import launch_dependents, wait_for_previous
+from fastswin._triton.pdl import wait_for_previous
 from fastswin._triton.row_statistics import join_stats, load_stats
 from fastswin._triton.tile_copies import ask_for_tiles, ring_address
 from fastswin.ops.cluster_linear.exchange import (
@@ -122,7 +122,6 @@ def _cluster_linear_kernel(
     With PARTS rows are normalised behind the product, with POST_NORM its results are: then a
     cluster holds all tiles of a row.
     """
-    launch_dependents(PDL)
     dtype: gl.constexpr = out_ptr.dtype.element_ty
     tile_row, tile_col, part, down, across = _place(N, BLOCK_N, SPLITS, SHARE_ROWS, COLUMNS)
     row0 = tile_row * BLOCK_M

@@ -70,7 +70,7 @@ from fastswin._triton.cluster_memory import (
 )
 from fastswin._triton.gluon_tiles import accumulator, buffers
 from fastswin._triton.math import gelu
-from fastswin._triton.pdl import launch_dependents, wait_for_previous
+from fastswin._triton.pdl import wait_for_previous
 from fastswin.ops.cluster_mlp import config
 from fastswin.ops.cluster_mlp.exchange import (
     computed_here,
@@ -400,7 +400,6 @@ def _cluster_mlp_kernel(
 
     The launch's own warps multiply, four more ask for weights.
     """
-    launch_dependents(PDL)
     COLUMNS: gl.constexpr = C // PART
     TILES: gl.constexpr = 8 * C * C // P // (PART * STEP)
     program = gl.program_id(0) % P

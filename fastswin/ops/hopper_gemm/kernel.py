@@ -37,7 +37,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fastswin._triton.gluon_tiles import buffers
 from fastswin._triton.math import gelu, gelu_and_slope
-from fastswin._triton.pdl import launch_dependents, wait_for_previous
+from fastswin._triton.pdl import wait_for_previous
 
 
 @gluon.jit
@@ -353,7 +353,6 @@ def _hopper_gemm_kernel(
     one warp loads. Absent operands are None, but for bias_ptr. BUFFERS are chunks of staging per
     group: in the backward one more than chunks of a tile.
     """
-    launch_dependents(PDL)
     CHUNK: gl.constexpr = out_desc.block_type.shape[1]
     DEPTH: gl.constexpr = 32 * BLOCK_M * BLOCK_K // x_desc.block_type.nbytes
     LAYOUT: gl.constexpr = gl.NVMMADistributedLayout([3, 0], [WARPS, 1], [16, BLOCK_N, DEPTH])

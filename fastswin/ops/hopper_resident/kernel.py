@@ -35,7 +35,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 
 from fastswin._triton.gluon_tiles import accumulator, barriers, buffers, in_registers
 from fastswin._triton.math import gelu
-from fastswin._triton.pdl import launch_dependents, wait_for_previous
+from fastswin._triton.pdl import wait_for_previous
 
 #: Rows of a group's tile and channels of the first part of a row.
 ROWS = gl.constexpr(64)
@@ -167,7 +167,6 @@ def _resident_product_kernel(
     HAS_BIAS: gl.constexpr, HAS_OFFSET: gl.constexpr, PDL: gl.constexpr = False,
 ):  # fmt: skip
     """Groups of four warps multiply, the launch's own are the first of them; one warp loads."""
-    launch_dependents(PDL)
     count = gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
     xa = buffers(xa_desc, GROUPS)
     xb = buffers(xb_desc, GROUPS)
@@ -333,7 +332,6 @@ def _resident_mlp_kernel(
 
     ``out`` may be ``x``: a row is read by the group that writes it, before it does.
     """
-    launch_dependents(PDL)
     count = gl.cdiv(tiles - gl.program_id(0), gl.num_programs(0))
     rounds = gl.cdiv(count, GROUPS)
     if STAGES < STEPS:  # every group sees every filling; tiles behind the last row are empty

@@ -21,7 +21,7 @@ from fastswin._triton.math import (
     rows_to_8_bits,
     tf32_number,
 )
-from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.pdl import pdl_options, wait_for_previous
 from fastswin.ops.layer_norm.config import NUM_WARPS, narrow_tiles, num_programs, row_tiles
 from fastswin.ops.quantize.forward import row_amax_bits, token_step
 from fastswin.ops.quantize.reference import LARGEST, SMALLEST_STEP
@@ -53,7 +53,6 @@ def _layer_norm_fwd_kernel(
     8 bits are written with the step at ``output_scale_ptr``, or with one step a row, which goes to
     ``row_scale_ptr``.
     """
-    launch_dependents(PDL)
     first = tl.program_id(0).to(tl.int64) * BLOCK_M
     row = tl.arange(0, BLOCK_M)
     valid = (first + row < M)[:, None]

@@ -20,7 +20,7 @@ import triton.language as tl
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
 from fastswin._triton.launch import on_grid
 from fastswin._triton.math import gelu, gelu_erf, nearest_tf32, normalize_rows
-from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.pdl import pdl_options, wait_for_previous
 from fastswin._triton.tensor_copy import COPY_BYTES
 from fastswin._triton.tiles import cdiv, split_columns
 from fastswin.ops.hopper_gemm.config import HopperGemmConfig, measured_config
@@ -74,7 +74,6 @@ def _linear_fwd_kernel(
     NUM_STAGES: tl.constexpr, PDL: tl.constexpr = False, PRECISION: tl.constexpr = "tf32",
 ):  # fmt: skip
     """One program per output tile, operands by pointers; columns fastest."""
-    launch_dependents(PDL)
     tiles_n = tl.cdiv(N, BLOCK_N)
     tile_m = tl.program_id(0) // tiles_n
     tile_n = tl.program_id(0) % tiles_n
@@ -112,7 +111,6 @@ def _linear_fwd_tma_kernel(
     PRECISION: tl.constexpr = "tf32",
 ):  # fmt: skip
     """As above, operands by the tensor copy engine; PERSISTENT programs walk over tiles."""
-    launch_dependents(PDL)
     wait_for_previous(PDL)
     tiles_n = tl.cdiv(N, BLOCK_N)
     tiles = tl.cdiv(M, BLOCK_M) * tiles_n
@@ -152,7 +150,6 @@ def _layer_norm_linear_fwd_kernel(
     NUM_STAGES: tl.constexpr, PDL: tl.constexpr = False, PRECISION: tl.constexpr = "tf32",
 ):  # fmt: skip
     """x-stationary: one program keeps LN(x) ``[BLOCK_M, KA + KB]`` and walks over columns."""
-    launch_dependents(PDL)
     K: tl.constexpr = KA + KB
     steps: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     steps_each: tl.constexpr = (steps + COLUMN_SPLITS - 1) // COLUMN_SPLITS

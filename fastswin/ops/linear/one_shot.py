@@ -33,7 +33,7 @@ import triton.language as tl
 from fastswin._triton.device import device_capability, multiprocessor_count, on_device
 from fastswin._triton.launch import on_grid
 from fastswin._triton.math import gelu
-from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.pdl import pdl_options, wait_for_previous
 from fastswin._triton.row_statistics import joined_stats
 from fastswin._triton.tiles import cdiv, split_columns
 from fastswin.ops.linear.config import OneShotConfig, default_one_shot_config
@@ -118,7 +118,6 @@ def _one_shot_linear_kernel(
     stats_out_ptr=None, TILES: tl.constexpr = 0,
 ):  # fmt: skip
     """One program per output tile; columns fastest. With TILES LayerNorm stands behind."""
-    launch_dependents(PDL)
     K: tl.constexpr = KA + KB
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N

@@ -19,7 +19,7 @@ import triton.language as tl
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
 from fastswin._triton.math import gelu, nearest_tf32, normalize_rows
-from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.pdl import pdl_options, wait_for_previous
 from fastswin._triton.tensor_copy import COPY_BYTES
 from fastswin._triton.tiles import cdiv, split_columns
 from fastswin.ops.hopper_resident.config import ResidentMlpConfig, chosen_mlp
@@ -48,7 +48,6 @@ def _mlp_fwd_kernel(
     HAS_OFFSET: tl.constexpr, NUM_STAGES: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per BLOCK_M rows, walking over the hidden units."""
-    launch_dependents(PDL)
     C: tl.constexpr = CA + CB
     dtype: tl.constexpr = x_ptr.dtype.element_ty
     row = tl.arange(0, BLOCK_M)

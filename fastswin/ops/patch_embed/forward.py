@@ -19,7 +19,7 @@ import triton.language as tl
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
 from fastswin._triton.math import normalize_rows, row_moments
-from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.pdl import pdl_options, wait_for_previous
 from fastswin._triton.tiles import MIN_DOT, cdiv, next_power_of_2, split_columns
 
 
@@ -32,7 +32,6 @@ def _patch_embed_fwd_kernel(
     WRITE_STATS: tl.constexpr, PRECISION: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per BLOCK_M tokens of one image."""
-    launch_dependents(PDL)
     C: tl.constexpr = CA + CB
     pid = tl.program_id(0)
     image = (pid // blocks_per_image).to(tl.int64)

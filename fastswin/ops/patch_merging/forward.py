@@ -14,7 +14,7 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import launch, on_grid
-from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.pdl import pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.patch_merging.config import merge_tiles
 
@@ -43,7 +43,6 @@ def _gather_neighbours_fwd_kernel(
     NORMALIZE: tl.constexpr, HAS_OFFSET: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per BLOCK_M output tokens of one image."""
-    launch_dependents(PDL)
     pid = tl.program_id(0)
     image = (pid // blocks_per_image).to(tl.int64)
     token = pid % blocks_per_image * BLOCK_M + tl.arange(0, BLOCK_M)

@@ -19,7 +19,7 @@ import triton.language as tl
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
 from fastswin._triton.math import inverse_step, round_to_8_bits, scale_to_8_bits
-from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.pdl import pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv
 from fastswin.ops.patch_merging.config import quantized_merge_tiles
 from fastswin.ops.patch_merging.forward import centred_run, merged_columns, run_mask
@@ -58,7 +58,6 @@ def _gather_quantize_kernel(
     NORMALIZE: tl.constexpr, HAS_OFFSET: tl.constexpr, ODD: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per BLOCK_M merged tokens of a map row; u and l: upper and lower run."""
-    launch_dependents(PDL)
     line = tl.program_id(0) // blocks  # merged map rows of all images
     token = tl.program_id(0) % blocks * BLOCK_M + tl.arange(0, BLOCK_M)
     out_w = (W + 1) // 2

@@ -15,7 +15,7 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
-from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.pdl import pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 
 #: Elements of one tile of rows.
@@ -29,7 +29,6 @@ def _norm_sum_kernel(
     PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per (image, split): sum of BLOCK_T normalised rows."""
-    launch_dependents(PDL)
     pid = tl.program_id(0)
     image = (pid // splits).to(tl.int64)
     token = pid % splits * BLOCK_T + tl.arange(0, BLOCK_T)
@@ -53,7 +52,6 @@ def _mean_affine_kernel(
     BLOCK_S: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per (image, block of channels): adds the splits in a fixed order."""
-    launch_dependents(PDL)
     image = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     valid = channel < C

@@ -16,7 +16,7 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
-from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.pdl import pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 
 #: Classes of one program: 1,000 classes make 125 programs.
@@ -33,7 +33,6 @@ def _norm_pool_head_kernel(
     HAS_OFFSET: tl.constexpr, HAS_HEAD_BIAS: tl.constexpr, PDL: tl.constexpr,
 ):  # fmt: skip
     """One program per (image, BLOCK_N classes)."""
-    launch_dependents(PDL)
     image = tl.program_id(0).to(tl.int64)
     col = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     channel = tl.arange(0, BLOCK_C)

@@ -14,7 +14,7 @@ import triton.language as tl
 from fastswin._triton.device import device_capability, on_device
 from fastswin._triton.launch import on_grid
 from fastswin._triton.math import inverse_step, round_to_8_bits
-from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.pdl import pdl_options, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.quantize.reference import LARGEST, SMALLEST_STEP
 
@@ -45,7 +45,6 @@ def _quantize_kernel(
     ONE_STEP: tl.constexpr, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """BLOCK elements of a contiguous tensor."""
-    launch_dependents(PDL)
     first = tl.program_id(0).to(tl.int64) * BLOCK
     at = first + tl.arange(0, BLOCK)
     valid = at < elements
@@ -67,7 +66,6 @@ def _quantize_per_token_kernel(
     PDL: tl.constexpr = False,
 ):  # fmt: skip
     """BLOCK_M whole rows."""
-    launch_dependents(PDL)
     first = tl.program_id(0).to(tl.int64) * BLOCK_M
     row = tl.arange(0, BLOCK_M)
     column = tl.arange(0, BLOCK_C)

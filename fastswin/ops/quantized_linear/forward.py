@@ -24,7 +24,7 @@ from fastswin._triton.math import (
     scale_to_8_bits,
     scaled_gelu,
 )
-from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
+from fastswin._triton.pdl import pdl_options, prefetch_l2, wait_for_previous
 from fastswin._triton.tiles import cdiv, next_power_of_2
 from fastswin.ops.quantize.reference import LARGEST
 from fastswin.ops.quantized_linear.config import (
@@ -133,7 +133,6 @@ def _quantized_linear_kernel(
     NUM_STAGES: tl.constexpr, LINES: tl.constexpr = 1, PDL: tl.constexpr = False,
 ):  # fmt: skip
     """One program per output tile, operands by pointers; columns fastest."""
-    launch_dependents(PDL)
     tiles_n = tl.cdiv(N, BLOCK_N)
     tile_m = tl.program_id(0) // tiles_n
     tile_n = tl.program_id(0) % tiles_n
@@ -175,7 +174,6 @@ def _quantized_linear_tma_kernel(
     PDL: tl.constexpr = False,
 ):  # fmt: skip
     """As above, operands (and ``out_desc``) by the copy engine; PERSISTENT programs walk."""
-    launch_dependents(PDL)
     tiles_n = tl.cdiv(N, BLOCK_N)
     tiles = tl.cdiv(M, BLOCK_M) * tiles_n
     sums: tl.constexpr = tl.int32 if x_desc.dtype == tl.int8 else tl.float32

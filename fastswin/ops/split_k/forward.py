@@ -28,7 +28,7 @@ from fastswin._triton.math import (
     normalize_rows,
     round_to_8_bits,
 )
-from fastswin._triton.pdl import launch_dependents, pdl_options, wait_for_previous
+from fastswin._triton.pdl import pdl_options, wait_for_previous
 from fastswin._triton.tiles import (
     MIN_DOT,
     MIN_DOT_8_BITS,
@@ -51,7 +51,6 @@ def _split_k_linear_kernel(
     8-bit products, int8's exact in int32, come with the factor of each column at ``scale_ptr``.
     Parts narrower than tensor cores multiply at once are held PA and PB wide, zeros behind them.
     """
-    launch_dependents(PDL)
     tiles_n: tl.constexpr = (N + BLOCK_N - 1) // BLOCK_N
     part = tl.program_id(1)
     row = tl.program_id(0) // tiles_n * BLOCK_M + tl.arange(0, BLOCK_M)
@@ -107,7 +106,6 @@ def _add_split_k_kernel(
     The norm in front of a product ("pre") is stored in 8 bits with the step at
     ``output_scale_ptr``.
     """
-    launch_dependents(PDL)
     row = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     first = row.to(tl.int64)[:, None] * C
     size = M.to(tl.int64) * C

@@ -48,7 +48,7 @@ from fastswin._triton.cluster_memory import (
 from fastswin._triton.gluon_rows import from_row, normalized, row_layout
 from fastswin._triton.gluon_tiles import accumulator, barriers, buffers, in_registers
 from fastswin._triton.math import gelu
-from fastswin._triton.pdl import launch_dependents, wait_for_previous
+from fastswin._triton.pdl import wait_for_previous
 from fastswin.ops.streamed_mlp import config
 from fastswin.ops.streamed_mlp.exchange import PART_BYTES, receive_part, send_part
 
@@ -320,7 +320,6 @@ def _streamed_mlp_kernel(
 
     The launch's warps are the first group, a worker's ask for weights.
     """
-    launch_dependents(PDL)
     TILES: gl.constexpr = C // STEP
     program = gl.program_id(0) % P
     row0 = gl.program_id(0) // P * (GROUPS * STEP)

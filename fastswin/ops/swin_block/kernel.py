@@ -46,7 +46,7 @@ from fastswin._triton.cluster_memory import (
 )
 from fastswin._triton.gluon_tiles import accumulator, buffers
 from fastswin._triton.math import gelu
-from fastswin._triton.pdl import launch_dependents, wait_for_previous
+from fastswin._triton.pdl import wait_for_previous
 from fastswin.ops.swin_block.exchange import (
     receive_piece,
     receive_sums,
@@ -168,7 +168,6 @@ def _swin_block_kernel(
     PDL: gl.constexpr,
 ):  # fmt: skip
     """Program ``window * P + head``; ``out`` may be ``x``, which all read before one writes."""
-    launch_dependents(PDL)
     C: gl.constexpr = HEAD * P
     dtype: gl.constexpr = x_ptr.dtype.element_ty
     acc: gl.constexpr = accumulator(HEAD)

@@ -28,7 +28,7 @@ import triton.language as tl
 
 from fastswin._triton.device import device_capability, multiprocessor_count
 from fastswin._triton.launch import launch
-from fastswin._triton.pdl import launch_dependents, pdl_options, prefetch_l2, wait_for_previous
+from fastswin._triton.pdl import pdl_options, prefetch_l2, wait_for_previous
 from fastswin.ops.quantize import quantize
 from fastswin.ops.window_attention.config import (
     MAX_RUN_WINDOW,
@@ -99,7 +99,6 @@ def _window_attention_fwd_kernel(
 
     With ``qkv_scale_ptr`` q, k and v are 8-bit, with ``output_scale_ptr`` the output is.
     """
-    launch_dependents(PDL)
     exact: tl.constexpr = q_ptr.dtype.element_ty == tl.float32 and PRECISION != "tf32"
     pid = tl.program_id(0)
     first_tile = 0

@@ -29,7 +29,7 @@ from triton.experimental.gluon.language.nvidia.hopper import (
 )
 
 from fastswin._triton.gluon_tiles import accumulator, barriers, buffers
-from fastswin._triton.pdl import launch_dependents, wait_for_previous
+from fastswin._triton.pdl import wait_for_previous
 from fastswin.ops.window_attention.hopper_long_tile import attend_long
 from fastswin.ops.window_attention.hopper_tile import HEAD, operand
 from fastswin.ops.window_attention.tile import locate_window, token_rows
@@ -115,7 +115,6 @@ def _hopper_attention_kernel(
     PDL: gl.constexpr,
 ):  # fmt: skip
     """Program ``window * NH + head``; the launch's warps are the first group."""
-    launch_dependents(PDL)
     dtype: gl.constexpr = qkv_ptr.dtype.element_ty
     tile: gl.constexpr = gl.NVMMASharedLayout.get_default_for([TOKENS, HEAD], dtype)
     q_tiles = gl.allocate_shared_memory(dtype, [GROUPS, TOKENS, HEAD], tile)

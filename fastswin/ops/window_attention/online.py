@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from fastswin._triton.pdl import launch_dependents, prefetch_l2, wait_for_previous
+from fastswin._triton.pdl import prefetch_l2, wait_for_previous
 from fastswin.ops.window_attention.compact_bias import add_compact_bias
 from fastswin.ops.window_attention.tile import (
     dropout_weights,
@@ -104,7 +104,6 @@ def _window_attention_fwd_online_kernel(
     COMPACT_BIAS: tl.constexpr = False,
 ):  # fmt: skip
     """One program per (window, head, query tile); 8-bit operands and output as in forward.py."""
-    launch_dependents(PDL)
     # keys behind the last whole tile have one of their own, where that is smaller
     REST: tl.constexpr = N % BLOCK_K
     HALF: tl.constexpr = 16 if REST <= 16 else BLOCK_K // 2
