@@ -33,6 +33,9 @@ FIRST_BITS = tl.constexpr(SHORT_FIRST_BITS)
 #: Inline PTX does not exist on the CPU interpreter.
 PTX = tl.constexpr(not interpreting())
 
+#: Two entries of a register to two floats, an instruction each: bytes 0, entry, entry, 0x41.
+WIDENING = tl.constexpr("prmt.b32 $0, $2, 0x4100, 0x5104; prmt.b32 $1, $2, 0x4100, 0x5324;")
+
 
 @triton.jit
 def query_places(query, WH: tl.constexpr, WW: tl.constexpr):
@@ -56,9 +59,8 @@ def widen(entry):
     if entry.dtype == tl.int16:
         if PTX:
             entry = tl.inline_asm_elementwise(
-                "prmt.b32 $0, $2, 0x4100, 0x5104; prmt.b32 $1, $2, 0x4100, 0x5324;",
-                "=r,=r,r", [entry], dtype=tl.float32, is_pure=True, pack=2,
-            )  # fmt: skip
+                WIDENING, "=r,=r,r", [entry], dtype=tl.float32, is_pure=True, pack=2
+            )
         else:
             bits = (entry.to(tl.int32) & 0xFFFF) * 256 + FIRST_BITS
             entry = bits.to(tl.float32, bitcast=True)

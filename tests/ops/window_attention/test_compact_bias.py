@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 import pytest
 import torch
@@ -58,6 +59,25 @@ def test_a_table_expands_to_the_dense_bias(window, randn):
     assert table.is_contiguous()
     expanded = table.view(3, -1)[:, places(window)]
     assert torch.equal(expanded, expand_bias_table(relative * LOG2_E, window))
+
+
+def test_the_card_widens_what_the_interpreter_does():
+    """Each byte of a ``prmt`` result is the byte of its two operands that a digit names."""
+    from fastswin.ops.window_attention.compact_bias import WIDENING
+
+    found = re.findall(r"prmt.b32 \$(\d), \$2, (0x\w+), 0x(\w{4});", WIDENING.value)
+    assert [result for result, *_ in found] == ["0", "1"]
+    entries = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int16)
+    pairs = torch.stack((entries, entries.flip(0)), 1)
+    bytes_of = pairs.view(torch.uint8).long()  # little-endian, as registers are
+    wide = []
+    for _, constant, selector in found:
+        others = torch.tensor([int(constant, 16) >> 8 * i & 255 for i in range(4)])
+        both = torch.cat((bytes_of, others.expand(len(pairs), 4)), 1)
+        digits = [int(digit, 16) for digit in reversed(selector)]
+        bits = sum(both[:, digit] << 8 * i for i, digit in enumerate(digits))
+        wide.append(bits.to(torch.int32).view(torch.float32))
+    assert torch.equal(torch.stack(wide, 1), widened(pairs))
 
 
 def cpb_like(name, window=(24, 24)):
