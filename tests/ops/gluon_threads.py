@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from gluon_memory import PATIENCE, Barrier, Descriptor, Pointer, Shared, Tile, Value
 
-__all__ = ["Descriptor", "Pointer", "bound_source", "run_source", "settled"]
+__all__ = ["Descriptor", "Pointer", "bound_source", "handed_to_assembly", "run_source", "settled"]
 
 
 class Product:
@@ -241,6 +241,22 @@ def bound_source(
                 pending.append({n: body.__globals__[n] for n in body.__code__.co_names
                                 if n in body.__globals__})  # fmt: skip
     return scope[kernel]
+
+
+def handed_to_assembly(module: Any, name: str, *arguments: Any) -> list[tuple[Any, ...]]:
+    """Text, constraints and operands of each inline assembly of a function, and two answers.
+
+    Whether the compiler may leave it out or move it (``is_pure``), and elements of one (``pack``).
+    """
+    seen = []
+
+    def assembly(text, constraints, operands, dtype, is_pure, pack):
+        seen.append((text, constraints, operands, is_pure, pack))
+
+    bound_source(
+        module, name, lambda axis: None, 0, {"inline_asm_elementwise": assembly}
+    )(*arguments)  # fmt: skip
+    return seen
 
 
 def run_source(

@@ -6,7 +6,7 @@ import itertools
 import types
 
 import pytest
-from gluon_threads import bound_source
+from gluon_threads import handed_to_assembly
 from ptx_reader import TileCopy, read
 
 from fastswin._triton import tile_copies
@@ -97,31 +97,18 @@ def test_products_in_clusters_have_the_warps_that_ask():
 
 def test_operands_stand_where_the_text_says():
     """``ask_for_tiles`` itself hands them over, with a result and nothing that they become."""
-    seen = []
-
-    def assembly(text, constraints, operands, dtype, is_pure, pack):
-        seen.append((text, constraints, operands, is_pure, pack))
-
-    ask = bound_source(
-        tile_copies, "ask_for_tiles", lambda axis: None, 0, {"inline_asm_elementwise": assembly}
-    )
     desc = types.SimpleNamespace(block_type=types.SimpleNamespace(nbytes=4096))
-    ask(desc, "row", "column", "address", "barriers", "number", "mask", NAME, 6, 2, 4, 3)
-    (text, constraints, operands, is_pure, pack) = seen[0]
-    assert text == tile_copies._asking(NAME, 6, 2, 4096, 3, 4)
-    assert operands == ["row", "column", "address", "barriers", "number", "mask"]
-    assert constraints == "=r," + "r," * 6 + "~{memory}"
-    assert (is_pure, pack) == (False, 1)
+    operands = ["row", "column", "address", "barriers", "number", "mask"]
+    found = handed_to_assembly(
+        tile_copies, "ask_for_tiles", desc, *operands, NAME, 6, 2, 4, 3
+    )  # fmt: skip
+    text = tile_copies._asking(NAME, 6, 2, 4096, 3, 4)
+    assert found == [(text, "=r," + "r," * 6 + "~{memory}", operands, False, 1)]
 
 
 def test_where_shared_memory_begins():
-    seen = []
-    bound_source(
-        tile_copies, "ring_address", lambda axis: None, 0,
-        {"inline_asm_elementwise": lambda text, constraints, operands, **more: seen.append(
-            (text, constraints, operands))},
-    )()  # fmt: skip
-    assert seen == [("mov.u32 $0, global_smem;", "=r", [])]
+    found = handed_to_assembly(tile_copies, "ring_address")
+    assert found == [("mov.u32 $0, global_smem;", "=r", [], True, 1)]
 
 
 @pytest.mark.parametrize(

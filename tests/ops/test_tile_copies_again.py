@@ -6,7 +6,7 @@ import itertools
 import types
 
 import pytest
-from gluon_threads import bound_source
+from gluon_threads import handed_to_assembly
 from ptx_reader import TileCopy, read
 
 from fastswin._triton import tile_copies
@@ -90,18 +90,8 @@ def test_a_wrong_text_of_a_later_step_would_show(text, changed, monkeypatch):
 
 def test_what_is_known_beforehand_is_in_the_text():
     """``ask_again`` itself hands over where the first step begins, and nothing of the later one."""
-    seen = []
-
-    def assembly(text, constraints, operands, dtype, is_pure, pack):
-        seen.append((text, constraints, operands, is_pure, pack))
-
-    ask = bound_source(
-        tile_copies, "ask_again", lambda axis: None, 0, {"inline_asm_elementwise": assembly}
-    )
     desc = types.SimpleNamespace(block_type=types.SimpleNamespace(nbytes=8192))
-    ask(desc, "row", "column", "address", "barriers", NAME, 9, 2, 4, 3)
-    (text, constraints, operands, is_pure, pack) = seen[0]
-    assert text == again(NAME, 4, 8192, 9 * 4 * 64, 2 * 4 * 8192, 16, 3)
-    assert operands == ["row", "column", "address", "barriers"]
-    assert constraints == "=r," + "r," * 4 + "~{memory}"
-    assert (is_pure, pack) == (False, 1)
+    operands = ["row", "column", "address", "barriers"]
+    found = handed_to_assembly(tile_copies, "ask_again", desc, *operands, NAME, 9, 2, 4, 3)
+    text = again(NAME, 4, 8192, 9 * 4 * 64, 2 * 4 * 8192, 16, 3)
+    assert found == [(text, "=r," + "r," * 4 + "~{memory}", operands, False, 1)]

@@ -35,8 +35,8 @@ COMPACT_WIDTH_STEP = 8
 
 #: Most images of a batch whose attention reads it. One image reads each table once, from memory:
 #: SwinV2-B and L with windows of 24 take 1 to 3 % less time with a 12th of the bytes. More find a
-#: table in L2, where rows of the dense one are aligned to lines: SwinV2-L 1, 4 and 5 % faster at 2,
-#: 4 and 8, SwinV2-B level or up to 1 (H200).
+#: table in L2, where rows of the dense one are aligned to lines: SwinV2-L is 1, 4 and 5 % faster at
+#: 2, 4 and 8 so, SwinV2-B up to 1 at 2 and 4 (H200).
 MAX_COMPACT_IMAGES = 1
 
 #: Key tile of the online form.

@@ -42,7 +42,7 @@ def launch(window: int, table: str, shifted: bool) -> aot.Launch:
     """A stage of four heads of SwinV2, one window or four."""
     heads, side, N = 4, window * (1 + shifted), window * window
     dtype = torch.float32 if "fp32" in table else torch.float16
-    bias = empty(heads, 2 * window - 1, N, dtype=TABLES[table])
+    bias = empty(heads, window, (2 * window - 1) * window, dtype=TABLES[table])
     if "dense" in table:
         NP = padded_tokens(N)
         bias = empty(4 if shifted else 1, heads, NP, NP, dtype=TABLES[table])
